@@ -29,11 +29,7 @@ def create_once(config: pytest.Config, key: str, create: Callable[[ExitStack], A
 
 
 @pytest.fixture(scope="module")
-def own_server(
-    request,
-    tmp_path_factory,
-    pytestconfig,
-) -> TestedServer:
+def own_server(request, tmp_path_factory, pytestconfig) -> TestedServer:
     """A migrated server with the module's `SERVER_SETTINGS`; modules with equal settings share it.
 
     If the module has a function `need_server`, it skips tests on unsuitable versions.

@@ -27,6 +27,12 @@ def report(fault: str, case: str, **counts: object) -> None:
             file.write(json.dumps(entry, default=str) + "\n")
 
 
+def memory_megabytes(pid: int | str = "self") -> float:
+    """Return the resident memory of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 2**20
+
+
 def format_counts(counts: dict[str, object]) -> str:
     """Format counts as text: ``100,000 published, 0 lost, slowest 0.2 s, closed with 1009``."""
     return ", ".join(_format_count(name, value) for name, value in counts.items())

@@ -5,12 +5,11 @@ import re
 import subprocess
 import tempfile
 import threading
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.exchanges.conftest import namespace
 from tests.reliability.faults import TIMEOUT_SECONDS, until
+from tests.rest.callers import Caller
 from tests.web.receivers import ok, opened
 from tests.web.site import Site
 
@@ -129,7 +129,7 @@ class Listeners:
         if self._web:
             hub = await stack.enter_async_context(opened(self._url))
             for ident in self._web:
-                receiver = self._receiver(ident)
+                receiver = SimpleNamespace(deliver=partial(self._record_frame, ident))
                 await ok(hub.init(ident, receiver))
                 if self._topic:
                     await ok(hub.run(ident, receiver, "topic_listen", self._topic))
@@ -138,6 +138,10 @@ class Listeners:
         content = str(event or body)
         self.received.append(Received(listener, content, ident if event else None, monotonic()))
 
+    def _record_frame(self, listener: str, frame: HubMessage) -> None:
+        header = frame.header
+        self._record(listener, header.get("Evt"), frame.body, header.get("Ident"))
+
     def _read(self, node: Node) -> None:
         for message in node.messages():
             self._record(node.ident, message.event, message.body, message.ident)
@@ -145,13 +149,6 @@ class Listeners:
     async def _read_async(self, node: AsyncNode) -> None:
         async for message in node.messages():
             self._record(node.ident, message.event, message.body, message.ident)
-
-    def _receiver(self, listener: str) -> SimpleNamespace:
-        def deliver(frame: HubMessage) -> None:
-            header = frame.header
-            self._record(listener, header.get("Evt"), frame.body, header.get("Ident"))
-
-        return SimpleNamespace(deliver=deliver)
 
 
 class CommandProcess:
@@ -260,16 +257,9 @@ class Deployment:
 
     def post(self, body: str) -> int:
         """Push by the REST API; return the status."""
-        request = urllib.request.Request(  # noqa: S310
-            f"{self.site.url}/api/q/default/orders", body.encode(),
-            {"Authorization": f"Bearer {self._token}", "Content-Type": "text/plain"},
-        )  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
-                return int(response.status)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "text/plain"}
+        with closing(Caller(self.site, headers)) as caller:
+            return caller.call("POST", "q/default/orders", body.encode()).status
 
     def count_problems(self) -> Counter[str]:
         """Count the log lines of each process that are not about progress or requests."""

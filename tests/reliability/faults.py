@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -34,7 +33,7 @@ ANY_CLIENT = """
     SELECT pid FROM pg_stat_activity
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1
 """
-# After this time a test hangs, even on a busy machine.
+# A test that takes longer hangs, even on a busy machine.
 TIMEOUT_SECONDS = 180.0
 until = partial(wait_until, seconds=TIMEOUT_SECONDS)
 
@@ -109,7 +108,7 @@ TABLES = """
 END_WAITING = """
     SELECT count({}(waiting.pid)) FROM (
         SELECT a.pid FROM pg_stat_activity AS a
-        WHERE a.datname = current_database() AND a.wait_event_type = 'Lock' AND a.query LIKE %s
+        WHERE a.datname = current_database() AND a.wait_event_type = 'Lock'
         OFFSET 0
     ) AS waiting
 """
@@ -139,22 +138,19 @@ def tables_locked(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def cancel_waiting(
-    world: World, function: str = "pg_cancel_backend", like: str = "%"
-) -> Iterator[Counter[str]]:
-    """End each statement that waits for a lock, by a function of PostgreSQL; count them."""
-    ended, must_stop = Counter[str](), threading.Event()
+def cancel_waiting(world: World, function: str) -> Iterator[None]:
+    """End each statement that waits for a lock, by a function of PostgreSQL."""
+    must_stop = threading.Event()
 
     def run() -> None:
         with psycopg.connect(world.server.superuser_url, autocommit=True) as superuser:
             while not must_stop.wait(0.01):
-                row = superuser.execute(END_WAITING.format(function), (like,)).fetchone()
-                ended[function] += row[0]
+                superuser.execute(END_WAITING.format(function))
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run)
         try:
-            yield ended
+            yield
         finally:
             must_stop.set()
             running.result()
@@ -257,21 +253,19 @@ def move_tables(tested: TestedServer, disk: Disk) -> None:
         superuser.execute(f"ALTER DATABASE {tested.database} SET TABLESPACE small")
 
 
-def move_log(tested: TestedServer, disk: Disk) -> None:
-    """Move the write-ahead log onto the disk."""
+@contextmanager
+def log_moved(tested: TestedServer, disk: Disk) -> Iterator[None]:
+    """Keep the write-ahead log on the disk for a while."""
+    moved, usual = disk.folder / "wal", tested.server.home.data / "pg_wal"
     tested.server.stop()
-    there, here = disk.folder / "wal", tested.server.home.data / "pg_wal"
-    subprocess.run(["cp", "-a", str(here), str(there)], check=True)
-    shutil.rmtree(here)
-    here.symlink_to(there)
+    subprocess.run(["cp", "-a", str(usual), str(moved)], check=True)
+    shutil.rmtree(usual)
+    usual.symlink_to(moved)
     tested.server.start()
-
-
-def move_log_back(tested: TestedServer, disk: Disk) -> None:
+    yield
     tested.server.stop()
-    there, here = disk.folder / "wal", tested.server.home.data / "pg_wal"
-    here.unlink()
-    subprocess.run(["cp", "-a", str(there), str(here)], check=True)
+    usual.unlink()
+    subprocess.run(["cp", "-a", str(moved), str(usual)], check=True)
     tested.server.start()
 
 

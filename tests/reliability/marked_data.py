@@ -12,13 +12,13 @@ from uuid import UUID
 from psycopg import Connection
 from psycopg.pq import Trace
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
 
 # All data of others contain this text.
 MARK = "CANARY-7c1f-of-others"
 STAGED = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 SECONDS = 3_000
-# Each message of the trace begins a line; its text may contain line breaks.
+# A message of the trace begins at a line, and may contain line breaks.
 MESSAGE = re.compile(r"^(?=[FB]\t\d+\t)", re.MULTILINE)
 OTHER_TABLES = (
     "messages.staged", "messages._batch", "psqlmessages_traffic", "psqlmessages_pipelinejob",
@@ -102,62 +102,50 @@ class MarkedData:
 
     def _fill(self, prefix: str) -> None:
         world = self.world
-        writer, reader, topic, queue = (prefix + name for name in ("N1", "N2", "T1", "Q1"))
+        names = ("N1", "N2", "T1", "Q1", "DEAD")
+        writer, reader, topic, queue, dead = (prefix + name for name in names)
         for role, ident in (("user1", writer), ("user2", reader)):
-            for kind, dest in (("Topic", topic), ("Queue", queue), ("Queue", f"{prefix}DEAD")):
+            for kind, dest in (("Topic", topic), ("Queue", queue), ("Queue", dead)):
                 world.rule(role, ident, kind, dest, "RW", SECONDS)
         world.rule("user1", writer, "Rpc", reader, "W", SECONDS)
         world.rule("user2", reader, "Rpc", writer, "W", SECONDS)
         world.rule("user2", reader, "Topic", f"{prefix}*", "O", SECONDS)
-        sender, receiver = world.node("user1", writer), world.node("user2", reader)
-        receiver.ok("topic_listen", topic)
-        receiver.ok("topic_observe", f"{topic}*")
+        sender = world.node("user1", writer)
+        receiver = world.node("user2", reader, listen=topic, observe=f"{topic}*")
         sender.ok("topic_notify", topic)
         sender.payloads()
         receiver.payloads()
-        self._send(sender, topic, reader, prefix)
-        # Subscribe before publishing: messages that all subscriptions have read can be removed.
-        receiver.read(reader, topic, SECONDS)
-        sender.ok("publish", writer, topic, self.body)
-        sender.ok("publish_many", writer, topic, [self.body] * 3)
-        self._queue(sender, receiver, prefix)
-        self._stage(sender, prefix)
-        payloads = receiver.payloads()
-        if not prefix:
-            # Without the bodies, which contain the mark.
-            self.leaked += [payload.partition("\n")[0] for payload in payloads]
-
-    def _send(self, sender: Program, topic: str, reader: str, prefix: str) -> None:
         token = prefix or "token"
         for body in (self.body, self.body * 1_000):
             sender.ok("topic_send", topic, body, token)
             sender.ok("topic_send_many", topic, [body, body], token)
             sender.ok("rpc", reader, token, body)
-
-    def _queue(self, sender: Program, receiver: Program, prefix: str) -> None:
-        writer, reader, queue = (prefix + name for name in ("N1", "N2", "Q1"))
+        # Subscribe before publishing: messages that all subscriptions have read can be removed.
+        receiver.read(reader, topic, SECONDS)
+        sender.ok("publish", writer, topic, self.body)
+        sender.ok("publish_many", writer, topic, [self.body] * 3)
         headers = json.dumps({"h": self.mark, "x-hop-count": "2"})
-        for key in (f"{self.mark}{number}" for number in range(6)):
-            push = sender.ok("push", writer, queue, self.body, None, headers, None, None, 0, key)
-            if not prefix:
-                self.leaked.append(str(push["Id"]))
+        pushes = [
+            sender.ok("push", writer, queue, self.body, None, headers, None, None, 0, key)
+            for key in (f"{self.mark}{number}" for number in range(6))
+        ]
         sender.ok("push", writer, queue, self.body, None, headers, None, 1_000.0)
-        self.world.owner.connection.execute(
+        world.owner.connection.execute(
             "UPDATE psqlmessages_queue SET max_tries = 1, dead_letter_queue = %s WHERE name = %s",
-            (f"{prefix}DEAD", queue),
+            (dead, queue),
         )
         rows = receiver.elements("reserve", reader, queue, 2, float(SECONDS))
         receiver.ok("rollback", reader, None, [rows[0].lease])
-        if not prefix:
-            self.leaked.append(rows[1].lease)
-
-    def _stage(self, sender: Program, prefix: str) -> None:
-        column = [self.body]
-        first = 11 if prefix else 1
+        first, column = 11 if prefix else 1, [self.body]
         with sender.connection.cursor().copy(STAGED) as copy:
             for number in (first, first + 1):
-                headers = [json.dumps({"h": self.mark})]
-                copy.write_row((UUID(int=number), 0, column, None, headers, column))
+                copy.write_row((UUID(int=number), 0, column, None, [headers], column))
+        payloads = receiver.payloads()
+        if not prefix:
+            self.leaked += [str(push["Id"]) for push in pushes]
+            self.leaked.append(rows[1].lease)
+            # Without the bodies, which contain the mark.
+            self.leaked += [payload.partition("\n")[0] for payload in payloads]
 
     def rows(self) -> dict[str, list[Any]]:
         execute = self.world.owner.connection.execute

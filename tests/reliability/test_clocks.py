@@ -49,11 +49,6 @@ class FalseClock:
         with self._file.open("r+b", buffering=0) as file:
             file.write(struct.pack("q", int(by.total_seconds())))
 
-    def error_of(self, reported: float) -> timedelta:
-        """How far the time that a process reports is from the time of this clock."""
-        (added,) = struct.unpack("q", self._file.read_bytes())
-        return timedelta(seconds=abs(reported - time() - added))
-
     def restart(self, server: Server) -> None:
         """Restart a server with this clock."""
         postmaster, account = server.postmaster, server.home.account
@@ -94,46 +89,14 @@ def consume(number):
 def call_silent():
     began = monotonic()
     try:
-        node.call("SILENT", "?", timeout=timedelta(seconds=1))
+        node.call("READER", "?", timeout=timedelta(seconds=1))
     except CallTimeout:
         return monotonic() - began
 
 with Node(*sys.argv[1:]) as node:
-    print("0", flush=True)
     for line in sys.stdin:
         print(json.dumps(eval(line)), flush=True)
 """
-
-
-class RemoteNode:
-    """A node in a process whose clock is wrong; it evaluates what the test asks for."""
-
-    def __init__(self, clock: FalseClock, ident: str, dsn: str) -> None:
-        code = ("-W", "error", "-c", CLIENT)
-        self.process = talking(*code, ident, dsn, env=os.environ | clock.environment)
-        self.answer()
-
-    def ask(self, expression: str) -> None:
-        self.process.stdin.write(f"{expression}\n")
-
-    def answer(self) -> Any:
-        line = self.process.stdout.readline()
-        assert line, "the client has ended"
-        return json.loads(line)
-
-    def value(self, expression: str) -> Any:
-        self.ask(expression)
-        return self.answer()
-
-
-@contextmanager
-def remote_node(clock: FalseClock, ident: str, dsn: str) -> Iterator[RemoteNode]:
-    client = RemoteNode(clock, ident, dsn)
-    try:
-        yield client
-    finally:
-        client.process.kill()
-        client.process.communicate()
 
 
 FAULT = "a clock jumps"
@@ -141,8 +104,8 @@ MESSAGES = size(100, 2_000)
 RULES = (
     "user1 WRITER Topic NEWS W 3600", "user2 CLIENT Topic NEWS RW 3600",
     "user1 READER Topic NEWS R 3600", "user1 WRITER Queue Q W 60", "user2 CLIENT Queue Q R 60",
-    "user2 CLIENT Rpc CALLEE W 60", "user2 CLIENT Rpc SILENT W 60", "user1 CALLEE Rpc CLIENT W 60",
-    "user1 SILENT Rpc CLIENT W 60", "user2 CLIENT Topic T R 60", "user1 DYING Topic T W 60",
+    "user2 CLIENT Rpc CALLEE W 60", "user2 CLIENT Rpc READER W 60", "user1 CALLEE Rpc CLIENT W 60",
+    "user2 CLIENT Topic T R 60", "user1 DYING Topic T W 60",
     "user1 WATCHER Topic T W 60", "user2 CLIENT Topic U W 60", "user1 WATCHER Topic U R 60",
 )  # fmt: skip
 NONE, MINUTES, YEARS = timedelta(), timedelta(minutes=10), timedelta(days=20 * 365)
@@ -152,44 +115,41 @@ CLIENTS_JUMPS = (YEARS, -YEARS, HOUR, -HOUR, NONE)
 SECONDS = 60
 
 
-@contextmanager
-def answering(server: TestedServer) -> Iterator[None]:
-    """CALLEE, which answers, and SILENT, which does not."""
-    with (
-        Node("CALLEE", server.url("user1")) as callee,
-        Node("SILENT", server.url("user1")),
-        ThreadPoolExecutor() as pool,
-    ):
-        callee.on_rpc(lambda message: [message.body])
-        running = pool.submit(callee.run)
-        try:
-            yield
-        finally:
-            callee.stop()
-            running.result(SECONDS)
-
-
 def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world: World):
     world.rules(*RULES)
-    turns, user1 = cycle(CLIENTS_JUMPS), server.url("user1")
+    jumps, user1 = cycle(CLIENTS_JUMPS), server.url("user1")
+
+    def ask(expression: str) -> Any:
+        """Let the client's process evaluate an expression."""
+        process.stdin.write(f"{expression}\n")
+        line = process.stdout.readline()
+        assert line, "the client has ended"
+        return json.loads(line)
+
     with (
         false_clock() as clock,
+        ThreadPoolExecutor() as pool,
         Node("WRITER", user1) as writer,
         Node("READER", user1) as reader,
-        answering(server),
+        Node("CALLEE", user1) as callee,
     ):
-        clock.set(next(turns))
-        with remote_node(clock, "CLIENT", server.url("user2")) as client:
-            assert clock.error_of(client.value("time()")) < timedelta(minutes=1)
+        clock.set(next(jumps))
+        command = ("-W", "error", "-c", CLIENT, "CLIENT", server.url("user2"))
+        process = talking(*command, env=os.environ | clock.environment)
+        try:
+            callee.on_rpc(lambda message: [message.body])
+            pool.submit(callee.run)
+            assert abs(ask("time()") - time() - CLIENTS_JUMPS[0].total_seconds()) < 60
             read = reader.subscribe("NEWS")
-            client.ask(f"[m.body for m in islice(node.subscribe('NEWS'), {MESSAGES})]")
+            subscribed = f"[m.body for m in islice(node.subscribe('NEWS'), {MESSAGES})]"
+            reading = pool.submit(ask, subscribed)
             world.wait_for(
                 "SELECT EXISTS (SELECT FROM psqlmessages_subscription WHERE ident = 'CLIENT')"
             )
             for first in range(0, MESSAGES, 20):
-                clock.set(next(turns))
+                clock.set(next(jumps))
                 writer.publish_many("NEWS", range(first, first + 20))
-            bodies = client.answer()
+            bodies = reading.result(SECONDS)
             list(islice(read, MESSAGES))
             writer.push_many("Q", range(MESSAGES))
             results = []
@@ -197,16 +157,19 @@ def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world:
                 "node.publish_many('NEWS', range(20)) and None", f"consume({MESSAGES})",
                 "sum(node.call('CALLEE', n) == [n] for n in range(20))", "call_silent()",
             ):  # fmt: skip
-                clock.set(next(turns))
-                results.append(client.value(asked))
+                clock.set(next(jumps))
+                results.append(ask(asked))
             own = [message.body for message in islice(read, 20)]
-            dying = world.node("user1", "DYING")
-            dying.ok("topic_notify", "T")
+            dying = world.node("user1", "DYING", notify="T")
             world.kill(dying)
-            received = client.value("next(m.ident for m in node.messages() if m.event == 'crash')")
+            received = ask("next(m.ident for m in node.messages() if m.event == 'crash')")
             with Node("WATCHER", user1) as watcher:
-                client.process.kill()
+                process.kill()
                 crashes = count_crashes(watcher, "CLIENT")
+        finally:
+            callee.stop()
+            process.kill()
+            process.communicate()
     _, taken, answered, seconds = results
     report(
         FAULT, "a client's clock, by years and hours", messages=2 * MESSAGES,
@@ -232,7 +195,7 @@ OF_SERVER = (
     "user1 WRITER Queue Q W 3600", "user2 READER Queue Q R 3600", "user1 DYING Topic NEWS W 3600",
 )  # fmt: skip
 PATIENCE = timedelta(seconds=SECONDS)
-# The second they last, one until housekeeping comes, and a busy machine.
+# One second, one until housekeeping runs, and time for a busy machine.
 SOON_SECONDS = 20
 # Much shorter than the jumps: what the clock says about a lease is wrong. What is stuck waits for
 # an hour; after half a minute without anything new, it is.
@@ -262,6 +225,8 @@ def test_work_continues_and_crashes_are_reported_once(wrong: World, clock: False
         Node("READER", wrong.server.url("user2")) as reader,
     ):
         reader.topic_listen("NEWS")
+        # A large body expires if the clock is set forward before it is fetched.
+        work.sends_large_bodies = False
         for jump in jumps:
             dying = wrong.node("user1", "DYING")
             dying.ok("topic_notify", "NEWS")
@@ -273,11 +238,10 @@ def test_work_continues_and_crashes_are_reported_once(wrong: World, clock: False
         wrong.node("user1", "DYING").ok("topic_notify", "NEWS")
         times += crashes_until("topic_notify", reader)
         clients = wrong.owner.query("SELECT count(*) FROM psqlmessages_session")
-    report(
+    work.report(
         FAULT, "the server's clock, by minutes, an hour and a day, under load", jumps=len(jumps),
-        **work.counts(), crash_events=times,
+        crash_events=times,
     )  # fmt: skip
-    work.check()
     assert times == len(jumps)
     # W, P, READER, DYING and each reader that is a node: no session was ended wrongly.
     assert clients == 4 + len(work.nodes)
@@ -307,7 +271,6 @@ def test_put_forward_it_ends_leases_and_delays_but_no_subscription(wrong: World,
     for ahead in jumps:
         clock.set(ahead)
         writer.ok("publish", "WRITER", "NEWS", str(ahead))
-        # Housekeeping sees the clock.
         writer.ok("evaluate")
         early += [row.body for row in reader.elements("pop", "READER", "Q", 10)]
     streamed = reader.got("READER", "NEWS", 60)
@@ -317,7 +280,6 @@ def test_put_forward_it_ends_leases_and_delays_but_no_subscription(wrong: World,
         lost=3 - len(streamed), leases_and_delays_ended_early=len(early),
     )  # fmt: skip
     assert streamed == [str(ahead) for ahead in jumps]
-    # The lease is over, and commit says so.
     assert (sorted(early), is_committed) == (["delayed", "leased"], [False])
 
 
@@ -351,7 +313,7 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
     writer.ok("evaluate")
     clock.set(NONE)
     began = monotonic()
-    # Housekeeping is what a call brings with it.
+    # Each call runs housekeeping.
     until(lambda: reader.ok("evaluate") and len(wrong.owner.query(CAN_BE_TAKEN) or []) == 5)
     waited = monotonic() - began
     taken = wrong.owner.query(CAN_BE_TAKEN)

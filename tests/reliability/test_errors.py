@@ -38,24 +38,23 @@ RULES = (
     "user1 A Topic T RW 60", "user1 A Queue Q RW 60", "user1 A2 Topic T W 60",
     "user2 B Topic T R 60", "user2 B Queue Q R 60", "psqlmessages W Queue Q W 60",
 )  # fmt: skip
-# Of psycopg, and what the test calls it.
+# The error that a call raises.
 FAULTS = {
     "statement timeout": errors.QueryCanceled, "lock timeout": errors.LockNotAvailable,
     "statement cancelled": errors.QueryCanceled, "session terminated": ConnectionLost,
 }  # fmt: skip
-# One that the server's settings end, and one that somebody ends, every day.
 EVERY_FAULT = [
     pytest.param(fault, marks=[pytest.mark.nightly] * fault.startswith("statement"))
     for fault in FAULTS
 ]
 STREAMS = "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"
-# It is back soon once the tables are free, and a call does not wait for that.
+# A call does not wait long for the node to reconnect.
 IMPATIENT = replace(QUICK, reconnect_wait=timedelta(milliseconds=500))
 ENDERS = {"statement cancelled": "pg_cancel_backend", "session terminated": "pg_terminate_backend"}
 
 
 def limited(dsn: str, fault: str) -> str:
-    """An address whose sessions wait no longer than a moment, where the fault is a timeout."""
+    """Return a DSN with a short timeout, if the fault is a timeout."""
     if not fault.endswith("timeout"):
         return dsn
     return make_conninfo(dsn, options=f"-c {fault.replace(' ', '_')}=200ms")
@@ -63,7 +62,7 @@ def limited(dsn: str, fault: str) -> str:
 
 @contextmanager
 def faulty(world: World, fault: str) -> Iterator[None]:
-    """All tables are locked, and what waits is ended in some way."""
+    """Lock all tables, and end the calls that wait."""
     how = ENDERS.get(fault)
     with tables_locked(world), cancel_waiting(world, how) if how else nullcontext():
         yield
@@ -71,14 +70,14 @@ def faulty(world: World, fault: str) -> Iterator[None]:
 
 @pytest.fixture
 def world(own_world: World) -> World:
-    """Rules for A, which does all, and a subscription of B."""
+    """Rules for A and B, and a subscription of B."""
     own_world.rules(*RULES)
     own_world.program("user2").read("B", "T", 600)
     return own_world
 
 
 def calls_of(node: Any, number: int, lease: Any) -> dict[str, Callable[[], Any]]:
-    """The calls of a node that send, store and take; bodies hold the number."""
+    """Return calls of a node that send, store and take; the bodies contain the number."""
     return {
         "topic_send": lambda: node.topic_send("T", f"live {number}"),
         "publish": lambda: node.publish("T", f"one {number}"),
@@ -129,14 +128,12 @@ def test_readers_and_consumers_try_again_by_themselves(world: World, fault: str,
             work.wait_for_writes(20)
             ended = len(caplog.records)
             with faulty(world, fault):
-                # Shorter than a lease; not each time is logged.
+                # Wait for a log line, at most for one second, which is shorter than a lease.
                 for _ in range(20):
                     if len(caplog.records) > ended or pause.wait(0.05):
                         break
     assert caplog.records
-    lines = len(caplog.records)
-    report(fault, "a stream reader and a consumer", **work.counts(), log_lines=lines)
-    work.check()
+    work.report(fault, "a stream reader and a consumer", log_lines=len(caplog.records))
 
 
 READ_ONLY = "ALTER ROLE user1 SET default_transaction_read_only = on"
@@ -173,11 +170,9 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(world: World, cap
     assert len(caplog.records) < 10
 
 
-# Deadlocks: PostgreSQL ends one of two, and in the end all is done once
-# Who takes has elements and counts them.
+# Deadlocks
 COUNTS = "LOCK TABLE psqlmessages_queuecount IN ACCESS EXCLUSIVE MODE"
 HELD = "SELECT FROM psqlmessages_element FOR UPDATE"
-# Who reads has the table, and waits for its own position.
 POSITION = "SELECT FROM psqlmessages_subscription WHERE ident = 'R.NODE' FOR UPDATE"
 DEADLOCKS = {
     "a reader of a stream": ("stream of Node", POSITION, STREAMS),
@@ -190,13 +185,12 @@ def test_in_a_deadlock_it_tries_again(world: World, who: str):
     reader, holds, wants = DEADLOCKS[who]
     before, rounds = count_logged(world.server), size(2, 20)
     with Workload(world, reader) as work:
-        # Now and then the one that waits is the writer, and that is no deadlock.
+        # If the writer waits, there is no deadlock.
         while count_logged(world.server) - before < rounds:
             work.wait_for_writes(20)
             with forced_deadlock(world, holds=holds, wants=wants):
                 pass
-    report("deadlock", who, deadlocks=count_logged(world.server) - before, **work.counts())
-    work.check()
+    work.report("deadlock", who, deadlocks=count_logged(world.server) - before)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -1,25 +1,22 @@
 """Notifications forged to the known channel of a node: what it believes, and that it lives on."""
 
 import json
-import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, MessagesError
-from tests.reliability.counts import report, size
+from tests.reliability.counts import memory_megabytes, report, size
 from tests.sql.conftest import Program, World
 
 FAULT = "forged notifications"
 SOON = timedelta(seconds=20)
 LAST = "the last one"
-# What a flood is made of: a number stands in each, so that PostgreSQL takes none for a double.
+# A number makes each payload unique: PostgreSQL drops duplicates.
 FLOOD = (
     '{{"Type":"Sys","Evt":"published","Topic":"{n} {pad}"}}',
     '{{"Type":"Sys","Evt":"topic_listen","Ident":"NODE1","Topic":"{n} {pad}"}}',
@@ -45,19 +42,13 @@ def node(world: World) -> Iterator[Node]:
 
 
 def forge(program: Program, node: Node, **header: object) -> None:
-    """Notify the channel of a node, which the program has come to know."""
+    """Notify the channel of a node, which the attacker knows."""
     text = json.dumps({name.capitalize(): value for name, value in header.items()})
     program.connection.execute("SELECT pg_notify(%s, %s)", (node.channel, text))
 
 
-def kilobytes() -> int:
-    status = Path(f"/proc/{os.getpid()}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(found[1])
-
-
 def read_to_the_last(node: Node, bodies: list[str]) -> None:
-    """Take messages until the true one after all forged ones."""
+    """Collect the real messages until the last one."""
     for message in node.messages(timeout=SOON):
         if message.type == "Topic" and message.topic == "ORDERS":
             bodies.append(message.body)
@@ -73,7 +64,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(world: World,
     bodies: list[str] = []
     reader = Thread(target=read_to_the_last, args=(node, bodies))
     reader.start()
-    before, forged = kilobytes(), 0
+    before, forged = memory_megabytes(), 0
     for number in range(size(5_000, 100_000) // ROUND):
         payloads = [
             FLOOD[each % len(FLOOD)].format(n=number * ROUND + each, pad="x" * (each % 2 * 2_000))
@@ -85,7 +76,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(world: World,
     sender.ok("topic_send", "ORDERS", LAST)
     reader.join(200)
     true = [f"true {number}" for number in range(forged // ROUND)]
-    grown = (kilobytes() - before) / 1024
+    grown = memory_megabytes() - before
     report(
         FAULT, "a flood to the channel of a node that reads", forged=forged,
         real_messages=len(true) + 1, lost=len(true) + 1 - len(bodies),

@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from html.parser import HTMLParser
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
 import pytest
@@ -18,62 +17,30 @@ from psqlmessages.models import Auth, Client, Exchange, Queue, Topic, WebIdentit
 from tests.reliability.counts import report, size
 from tests.reliability.marked_data import MarkedData, fill_stores
 from tests.sql.conftest import World
+from tests.web.pages import Page, logged_in
 
 MOST_PAGES = size(80, 600)
-# Of pages that differ in numbers, names or values only, so many.
+# The number of pages opened of those that differ only in numbers, names or values.
 OF_A_KIND = size(1, 3)
-# What names an address to be opened, and what to be loaded.
-OPENED, LOADED = {"href", "action", "formaction"}, {"src", "href", "data", "poster"}
+# Attributes with an address to open or to load.
+ADDRESSES = {"href", "action", "formaction", "src", "data", "poster"}
 
 
-class Tags(HTMLParser):
-    """The tags of a page with their attributes, and its forms."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        # Method, address and fields.
-        self.forms: list[tuple[str, str, dict[str, str]]] = []
-        self.inline = ""
-        self._in_script = False
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.tags.append((tag, given))
-        self._in_script = tag == "script"
-        if tag == "form":
-            self.forms.append((given.get("method", "get").lower(), given.get("action", ""), {}))
-        elif self.forms and given.get("name"):
-            self.forms[-1][2].setdefault(given["name"], given.get("value", ""))
-
-    def handle_data(self, data: str) -> None:
-        # JSON in a script that is none does not run.
-        if self._in_script and self.tags[-1][1].get("type") != "application/json":
-            self.inline += data.strip()
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_script = False
-
-    @property
-    def links(self) -> Iterable[str]:
-        return (given["href"] for tag, given in self.tags if tag == "a" and "href" in given)
-
-
-def faults(response: HttpResponse, tags: Tags) -> list[str]:
-    """What must not be in a page: anything that runs in it, and a policy that would let it."""
+def faults(response: HttpResponse, page: Page) -> list[str]:
+    """Return what could run code in a page, and a policy that would allow it."""
     policy = response.headers.get("Content-Security-Policy", "")
     found = [f"the policy is {policy!r}"] * (
         not {"default-src 'none'", "script-src 'self'"} <= set(re.split("; *", policy))
         or "unsafe-eval" in policy
     )
-    found += [f"inline script {tags.inline[:60]!r}"] * bool(tags.inline)
-    for tag, given in tags.tags:
+    for tag, given in page.tags:
+        if tag == "script" and "src" not in given and given.get("type") != "application/json":
+            found.append("an inline script")
         found += [f"{name} in <{tag}>" for name in given if name.startswith("on")]
         found += [
             f"{value[:60]!r} in <{tag}>"
             for name, value in given.items()
-            if name in OPENED | LOADED
+            if name in ADDRESSES
             and re.match(r"[\s\x00-\x1f]*(javascript|vbscript|data):", value, re.IGNORECASE)
             and not value.startswith("data:image/")
         ]
@@ -84,7 +51,7 @@ class Crawl:
     def __init__(self, client: Browser, starts: Iterable[str], most: int = MOST_PAGES) -> None:
         self.client = client
         self.pages: dict[str, HttpResponse] = {}
-        self.tags: dict[str, Tags] = {}
+        self.html: dict[str, Page] = {}
         self._kinds: Counter[str] = Counter()
         self._known: set[str] = set()
         self._waiting: deque[str] = deque()
@@ -111,12 +78,11 @@ class Crawl:
         if response.status_code in (301, 302):
             self._found(address, response["Location"])
         elif response["Content-Type"].startswith("text/html"):
-            tags = self.tags[address] = Tags(response.content.decode())
-            for link in tags.links:
+            page = self.html[address] = Page(address, response)
+            links = [given["href"] for tag, given in page.tags if tag == "a" and "href" in given]
+            links += [form.action or address for form in page.forms if form.method == "get"]
+            for link in links:
                 self._found(address, link)
-            for method, action, _ in tags.forms:
-                if method == "get":
-                    self._found(address, action or address)
 
 
 SCRIPT = "'\"><script>alert(1)</script>"
@@ -136,7 +102,7 @@ OF_ONE = {
     "queue_change": Queue, "queue_elements": Queue, "exchange_change": Exchange,
     "exchange_dry_run": Exchange, "exchange_rules": Exchange,
 }  # fmt: skip
-# The pages to begin with, and some behind them.
+# The number of pages that a user without `view_bodies` opens.
 FEW = size(40, 60)
 SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 
@@ -181,14 +147,14 @@ def starts() -> list[str]:
 @pytest.mark.timeout(400)
 def test_forms_need_tokens_and_no_text_runs(chief: Browser, marked: MarkedData, monkeypatch):
     crawl = Crawl(chief, starts())
-    # Send each form, and something to each page without one, without the token.
+    # Without a token, send each form, and a POST to each page.
     forms = {
-        (urljoin(page, action), tuple(sorted(fields)))
-        for page, tags in crawl.tags.items()
-        for method, action, fields in tags.forms
-        if method == "post"
+        (urljoin(address, form.action), tuple(sorted(form.values)))
+        for address, page in crawl.html.items()
+        for form in page.forms
+        if form.method == "post"
     }
-    forms |= {(page.partition("?")[0], ("action", "post")) for page in crawl.tags}
+    forms |= {(address.partition("?")[0], ("action", "post")) for address in crawl.html}
     taken = []
     for address, fields in sorted(forms):
         answer = chief.post(address, dict.fromkeys({*fields} - {"csrfmiddlewaretoken"}, "1"))
@@ -202,13 +168,13 @@ def test_forms_need_tokens_and_no_text_runs(chief: Browser, marked: MarkedData, 
     assert taken == []
     assert len(forms) > 60
 
-    # Look at what each page would run, also one that fails.
+    # Check what each page would run, also the page of an error.
     monkeypatch.setattr("project.views.render", None)
     failed = Crawl(chief, ["/"])
     crawl.pages |= failed.pages
-    crawl.tags |= failed.tags
-    pages = {page: crawl.pages[page] for page in crawl.tags}
-    found = {page: faults(answer, crawl.tags[page]) for page, answer in pages.items()}
+    crawl.html |= failed.html
+    pages = {page: crawl.pages[page] for page in crawl.html}
+    found = {page: faults(answer, crawl.html[page]) for page, answer in pages.items()}
     found = {page: wrong for page, wrong in found.items() if wrong}
     sniffed = {page: answer.get("X-Content-Type-Options") for page, answer in crawl.pages.items()}
     raw = [page for page, answer in pages.items() if b"<script>alert(" in answer.content]
@@ -253,11 +219,11 @@ def test_no_page_shows_a_body_without_the_permission(marked: MarkedData):
     sets = [names, *[set(), *({name} for name in sorted(names)[::4])] * size(0, 1)]
     pages, with_body = 0, []
     for given in sets:
-        crawl = Crawl(staff(given), starts(), most=FEW)
+        crawl = Crawl(logged_in(*given), starts(), most=FEW)
         pages += len(crawl.pages)
         answers = crawl.pages.items()
         with_body += [page for page, answer in answers if b"canary in one" in answer.content]
-    pages_with_it = Crawl(staff({*names, "view_bodies"}), starts(), most=FEW).pages.values()
+    pages_with_it = Crawl(logged_in(*names, "view_bodies"), starts(), most=FEW).pages.values()
     seen = sum(b"canary in one" in answer.content for answer in pages_with_it)
     report(
         "users without the permission to see bodies", "pages", permission_sets=len(sets),
@@ -265,11 +231,3 @@ def test_no_page_shows_a_body_without_the_permission(marked: MarkedData):
     )  # fmt: skip
     assert with_body == []
     assert seen > 0
-
-
-def staff(names: set[str]) -> Browser:
-    user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=names))
-    client = Browser()
-    client.force_login(user)
-    return client

@@ -2,9 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Barrier, Event
+from threading import Barrier
 
 import psycopg
 import pytest
@@ -13,29 +11,26 @@ from django.db import DatabaseError, connection, transaction
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages import Element, Message
+from psqlmessages import Message
 from psqlmessages import handler_worker as running
-from psqlmessages.django import pop, publish, push_many, reserve_many
+from psqlmessages.django import publish
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.rpc_client import close_clients
-from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
-from tests.django.waiting import answer_to
-from tests.exchanges.conftest import eu, eu_database, field, wide_field
+from tests.exchanges.conftest import field
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import report, size
-from tests.reliability.faults import cancel_waiting, count_logged, django_on, forced_deadlock, until
+from tests.reliability.faults import copies, count_logged, django_on, forced_deadlock, until
 from tests.sql.conftest import Program, World
 
-__all__ = ["eu", "eu_database", "field", "wide_field"]
+__all__ = ["field"]
 
 SERIALIZATION = "could not serialize access"
 RULES = (
     "psqlmessages shop Topic ORDERS RW 60", "psqlmessages shop Topic DONE W 60",
-    "psqlmessages shop Queue WORK RW 60", "psqlmessages worker* Topic ORDERS* RW 60",
+    "psqlmessages worker* Topic ORDERS* RW 60",
     "user2 ASKER Rpc worker* W 60", "user2 ASKER Topic ORDERS* W 60",
 )  # fmt: skip
-SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
 IDLE = "ALTER ROLE psqlmessages {} idle_in_transaction_session_timeout"
 NOBODY_IDLES = """
     SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction'
@@ -47,7 +42,7 @@ NOBODY_IDLES = """
 def shop(
     transactional_db: None, settings: Settings, own_world: World, monkeypatch
 ) -> Iterator[World]:
-    """The project on the server of the module's own; what fails is tried again at once."""
+    """The project on the module's server; handlers are retried immediately."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
     for name in ("MIN_RETRY_DELAY", "MAX_RETRY_DELAY", "LISTEN_INTERVAL"):
         monkeypatch.setattr(running, name, MOMENT)
@@ -63,73 +58,24 @@ def sender(shop: World) -> Program:
     return shop.node("user2", "ASKER", notify="ORDERS")
 
 
-def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program):
-    registry, may_end = HandlerRegistry(), Event()
-
-    @registry.on_rpc
-    def handle(message: Message) -> str:
-        if message.body == "held":
-            shop.owner.connection.execute("BEGIN")
-            shop.owner.connection.execute("LOCK TABLE psqlmessages_session")
-            may_end.set()
-        return "it"
-
-    rounds = size(1, 20)
-    with running_worker(registry) as runner:
-        for number in range(rounds):
-            may_end.clear()
-            sender.ok("rpc", "worker", f"held {number}", "held")
-            assert may_end.wait(90)
-            with cancel_waiting(shop, like="%messages.return(%") as ended:
-                until(ended.total)
-            shop.owner.connection.execute("ROLLBACK")
-            sender.ok("rpc", "worker", f"free {number}", "free")
-            # Who asked the first is told that there is no answer.
-            tokens = sorted(answer_to(sender)["Token"] for _ in range(2))
-            assert tokens == [f"free {number}", f"held {number}"]
-        assert not runner.is_stopping
-    report(
-        "statement cancelled", "replies of `run`", calls=2 * rounds, answered=rounds,
-        reported_as_unanswered=runner.counters.unanswered,
-    )  # fmt: skip
-    assert runner.counters.unanswered == rounds
-
-
-class Meeting:
-    """Lets the first calls of four threads wait for each other; the later ones pass."""
-
-    def __init__(self) -> None:
-        self.calls = itertools.count()
-        self.barrier = Barrier(4, timeout=90)
-
-    def __call__(self) -> None:
-        if next(self.calls) < self.barrier.parties:
-            self.barrier.wait()
-
-
-def counting(meet: Meeting) -> None:
-    """Read a number, and write the next one, as programs do that trust in isolation.
-
-    The first four have all read before one writes, so that some fail, however busy the machine is.
-    """
-    group = Group.objects.get()
-    meet()
-    group.name = f"count {int(group.name.rpartition(' ')[2]) + 1}"
-    group.save()
-
-
 def test_handlers_above_read_committed_are_called_again(sender: Program):
-    registry, seen, meet = HandlerRegistry(), Seen(), Meeting()
+    registry, seen = HandlerRegistry(), Seen()
     failures: list[type | None] = []
     messages = size(40, 500)
+    # The first four calls all read before one of them writes, so that some of them fail.
+    calls, first_reads = itertools.count(), Barrier(4, timeout=90)
     Group.objects.create(name="count 0")
 
     @registry.on_topic("ORDERS", tries=1000)
     def handle(message: Message) -> None:
         try:
             with connection.cursor() as cursor:
-                cursor.execute(SERIALIZABLE)
-            counting(meet)
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+            group = Group.objects.get()
+            if next(calls) < first_reads.parties:
+                first_reads.wait()
+            group.name = f"count {int(group.name.rpartition(' ')[2]) + 1}"
+            group.save()
         except DatabaseError as error:
             failures.append(type(error.__cause__))
             raise
@@ -200,87 +146,27 @@ def test_a_handler_that_deadlocks_or_loses_its_session_runs_again(shop: World, s
     assert ended >= rounds
 
 
-def take(how: str, meet: Meeting, failures: list[type | None]) -> None:
-    """Take from WORK in serializable transactions, each of which counts; again if one fails."""
-    elements: list[Element] | None = None
-    while elements != []:
-        # What is reserved once is tried until it is done.
-        reserved = [] if how == "pop" else reserve_many("WORK", 3)
-        elements = None
-        while elements is None:
-            try:
-                elements = effect(reserved, meet)
-            except DatabaseError as error:
-                failures.append(type(error.__cause__))
-    connection.close()
-
-
-def effect(reserved: list[Element], meet: Meeting) -> list[Element]:
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(SERIALIZABLE)
-        elements = reserved or pop("WORK", 3)
-        if elements:
-            counting(meet)
-            bodies = [element.body for element in elements]
-            cursor.execute("INSERT INTO effects SELECT unnest(%s::text[])", [bodies])
-            for element in reserved:
-                element.commit()
-    return elements
-
-
-@pytest.mark.parametrize(
-    "how", ["pop", pytest.param("reserve and commit", marks=pytest.mark.nightly)]
-)
-def test_elements_taken_in_serializable_transactions_have_one_effect(shop: World, how: str):
-    bodies = [str(number) for number in range(size(40, 600))]
-    push_many("WORK", bodies)
-    Group.objects.create(name="count 0")
-    shop.owner.connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (body text)")
-    meet, failures = Meeting(), list[type | None]()
-    with ThreadPoolExecutor(4) as pool:
-        for taking in [pool.submit(take, how, meet, failures) for _ in range(4)]:
-            taking.result(100)
-    names = [name for (name,) in shop.owner.connection.execute("SELECT body FROM effects")]
-    lost, doubled = len(bodies) - len(set(names)), len(names) - len(set(names))
-    report(
-        "serialization failure", f"{how}, serializable, 4 threads", elements=len(bodies),
-        failures=len(failures), lost=lost, duplicated=doubled,
-    )  # fmt: skip
-    assert (lost, doubled) == (0, 0)
-    assert set(failures) == {psycopg.errors.SerializationFailure}
-
-
-@contextmanager
-def serializable(server: TestedServer) -> Iterator[None]:
-    """Whoever connects as the owner meanwhile begins in SERIALIZABLE."""
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("how", ["reserve", "pop"])
+def test_an_exchange_keeps_to_read_committed(field: Field, how: str):
+    server, before = field.default.server, count_logged(field.default.server, SERIALIZATION)
+    consumer = {"reserve": how == "reserve", "parallel": 3, "wsize": 10}
+    field.define(x={"consumer": consumer, "src": "a", "dst": ["b", "c"]})
+    bodies = [f"{number}.{each}" for number in range(size(20, 200)) for each in range(20)]
     setting = f"ALTER ROLE {Server.owner} {{}} default_transaction_isolation"
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
         superuser.execute(f"{setting.format('SET')} = 'serializable'")
         try:
-            yield
+            with working(), working():
+                for first in range(0, len(bodies), 20):
+                    field.default.push_many("a", bodies[first : first + 20])
+                field.until_idle(60)
         finally:
             superuser.execute(setting.format("RESET"))
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("where", ["within", pytest.param("between", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("how", ["reserve", "pop"])
-def test_an_exchange_keeps_to_read_committed(request, where: str, how: str):
-    field: Field = request.getfixturevalue("field" if where == "within" else "wide_field")
-    server, alias = field.default.server, "default" if where == "within" else "eu"
-    before = count_logged(server, SERIALIZATION)
-    consumer = {"reserve": how == "reserve", "parallel": 3, "wsize": 10}
-    field.define(x={"consumer": consumer, "src": "a", "dst": [f"{alias}/b", f"{alias}/c"]})
-    bodies = [f"{number}.{each}" for number in range(size(20, 200)) for each in range(20)]
-    with serializable(server), working(), working():
-        for first in range(0, len(bodies), 20):
-            field.default.push_many("a", bodies[first : first + 20])
-        field.until_idle(60)
     refused = count_logged(server, SERIALIZATION) - before
     report(
-        "serialization failure", f"an exchange {where} databases ({how}), serializable",
+        "serialization failure", f"an exchange within databases ({how}), serializable",
         elements=len(bodies), failures=refused, lost=0, duplicated=0,
     )  # fmt: skip
-    bed = field.beds[alias]
-    assert [sorted(bed.bodies(queue)) for queue in "bc"] == [sorted(bodies)] * 2
+    assert copies(field) == [sorted(bodies)] * 2
     assert refused == 0

@@ -32,7 +32,7 @@ RULES = "user1 N* Topic T RW 60", "user1 A* Topic T RW 60", "user1 WORKER Topic 
 
 @pytest.fixture
 def made(monkeypatch) -> Counter[str]:
-    """The numbers of periodic calls that nodes and hubs made."""
+    """Counts the periodic calls of nodes and hubs."""
     made: Counter[str] = Counter()
 
     def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def written(superuser: Program) -> int:
 
 
 async def idle(made: Counter[str], name: str, times: int) -> None:
-    """Wait until each node has made a periodic call so often, on average."""
+    """Wait until each node has made so many periodic calls, on average."""
     at_end = made[name] + times * NODES
     while made[name] < at_end:  # noqa: ASYNC110 - sessions have no event for it
         await asyncio.sleep(0.05)
@@ -81,7 +81,7 @@ def test_no_wal_while_idle(own_world: World, made: Counter[str], options: Option
             hub = await stack.enter_async_context(opened(url, options))
             await crowd(hub, SOCKETS, "T")
             await idle(made, "probe", 1)
-            # The start leaves WAL for a while: of hint bits and truncated tables.
+            # Hint bits and truncated tables write WAL for a while after the start.
             superuser.execute("VACUUM")
             before = -1
             while (now := written(superuser)) != before:

@@ -38,7 +38,7 @@ RULES = (
 REFUSED = r"the pooler at 127\.0\.0\.1:\d+ shares connections by (transaction|statement)"
 PUSH = "SELECT (messages.push('W', 'Q', %s::text) ->> 'Err')::int"
 POP = "SELECT body::int FROM messages.pop('W', 'Q')"
-MEND = "(in Django: by an alias 'direct' in DATABASES), or set pool_mode = session in pgbouncer.ini"
+FIX = "(in Django: by an alias 'direct' in DATABASES), or set pool_mode = session in pgbouncer.ini"
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,6 @@ def by_transaction(request, server: TestedServer) -> Iterator[str]:
 LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
 
 
-# The next but one test finds a pool by statement every day.
 @pytest.mark.parametrize(
     "by_transaction",
     ["transaction", pytest.param("statement", marks=pytest.mark.nightly)],
@@ -72,7 +71,7 @@ def test_all_that_listen_are_refused_at_the_start_with_a_remedy(by_transaction: 
     async def open_all() -> None:
         with pytest.raises(ConnectionShared, match=REFUSED) as refused:
             await AsyncNode("NODE1", by_transaction).open()
-        assert MEND in str(refused.value)
+        assert FIX in str(refused.value)
         with pytest.raises(ConnectionShared, match=REFUSED):
             await Gateway("gateway", by_transaction).open()
         async with opened(by_transaction) as hub:
@@ -84,22 +83,22 @@ def test_all_that_listen_are_refused_at_the_start_with_a_remedy(by_transaction: 
     for _ in range(3):
         with pytest.raises(ConnectionShared, match=REFUSED) as refused:
             Node("NODE1", by_transaction).open()
-        assert MEND in str(refused.value)
+        assert FIX in str(refused.value)
     with PubSub(by_transaction) as bus, pytest.raises(ConnectionShared, match=REFUSED):
         bus.subscribe("channel")
     asyncio.run(open_all())
     command = finished("receive", "NODE1", "T", dsn=by_transaction)
     report(FAULT, "nodes, hubs and buses", refused=8)
     assert command.returncode != 0
-    assert MEND in command.stderr
+    assert FIX in command.stderr
     assert "Traceback" not in command.stderr
-    # Nothing of them is left on the connections that they would have shared.
+    # They leave no session and no lock on the shared connections.
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
     assert set(world.watcher.query(LOCKING)) <= held
 
 
 def test_exchanges_are_refused_and_rest_readers_poll(by_transaction: str, caplog, monkeypatch):
-    # An earlier test may have made it log the same: it does so once an hour.
+    # The same message is logged once an hour, also over tests.
     monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))
 
     async def listen() -> None:
@@ -138,7 +137,7 @@ def test_it_is_found_while_other_clients_fill_the_pool(by_transaction: str, serv
             findings = [finding_of(check, address) for check in (pooler, listening)]
         assert {finding.state for finding in findings} == {FindingState.WRONG}
         assert findings[0].found == f"a pooler that shares connections by {mode}"
-        assert MEND.partition("set ")[2] in findings[0].fix
+        assert FIX.partition("set ")[2] in findings[0].fix
 
 
 def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer):
@@ -167,7 +166,7 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
         with Node("NODE1", dsn) as last:
             assert last.topic_status("T").listeners == ()
     report("a pooler in session mode", "nodes and buses", refused=0)
-    # A node alone in a pool of one starts: its probe gives the room back.
+    # A pool of one connection is enough for one node: its probe closes first.
     with pgbouncer(server, "session", pool_size=1) as address:
         dsn = behind(address, server, "user1")
         with Node("NODE1", dsn) as node:
@@ -180,7 +179,7 @@ def test_many_clients_lose_and_double_no_message_or_element(by_transaction: str,
     share = MESSAGES // CLIENTS
 
     def work(number: int) -> list[int]:
-        """Publish and push one's share, and take from the queue what there is, by turns."""
+        """Publish and push a share of the messages; take elements in between."""
         taken: list[int] = []
         ident = f"W{number}"
         with closing(psycopg.connect(by_transaction, autocommit=True)) as connection:
@@ -219,7 +218,6 @@ def test_many_clients_lose_and_double_no_message_or_element(by_transaction: str,
 def test_the_rest_api_asks_through_it(by_transaction: str):
     async def ask_all() -> Counter[int]:
         pools, taken = [Pool(by_transaction, f"pool {n}", 4) for n in range(3)], Counter[int]()
-        # As many at the same time as there are connections.
         for first in range(0, MESSAGES, 12):
             some = [(pools[n % 3], n) for n in range(first, min(first + 12, MESSAGES))]
             pushed = await asyncio.gather(*(pool.fetch(PUSH, (n,)) for pool, n in some))

@@ -16,7 +16,7 @@ from tests.sql.conftest import Program, World
 from tests.sql.public import public_functions
 from tests.sql.test_hostile_settings import ARGUMENTS
 
-# What a role may set that makes the server print; each alone, as one may hide what another prints.
+# Settings of a role that make the server print. Each is tested alone: one may hide another.
 PRINTING = (
     "trace_notify", "trace_sort", "debug_print_parse", "debug_print_rewritten", "debug_print_plan",
     "debug_print_raw_parse",
@@ -27,7 +27,7 @@ BEGINNINGS = {
     "transaction": "SELECT",
     "immediate constraints": "SET CONSTRAINTS ALL IMMEDIATE",
 }
-# With these names the calls do what they are for: others are told of it.
+# With these arguments the calls succeed, and notify other nodes.
 MEANT = ARGUMENTS | {
     "ident": "MAL", "node": "N2", "topic": "T1", "topics": ["T1"], "queue": "Q1", "source": "Q1",
     "client_id": "MAL", "token": "mine", "names": ["*"],
@@ -36,7 +36,7 @@ RULES = ("Topic T1 W 30", "Topic H1 RW 30", "Queue Q1 W 30", "Rpc N2 W 30")
 
 
 class Printed:
-    """All that the server tells a connection besides its answers, as one text."""
+    """Collects the notices of a connection."""
 
     def __init__(self, program: Program) -> None:
         self.notices: list[str] = []
@@ -47,7 +47,7 @@ class Printed:
         self.notices.append(compact(" ".join(part for part in parts if part)))
 
     def secrets(self, secrets: dict[str, str]) -> set[str]:
-        """Which notices hold a secret: their beginnings."""
+        """Return the beginnings of notices that contain a secret."""
         return {
             f"{notice[:60]} … {secret}"
             for notice in self.notices
@@ -57,12 +57,12 @@ class Printed:
 
 
 def compact(text: str) -> str:
-    """Leave out all blanks: what is printed is broken into lines amid words and numbers."""
+    """Remove blanks: printed plans break lines within words and numbers."""
     return "".join(text.split())
 
 
 def forms(secret: str) -> Iterator[str]:
-    """How a secret is printed: as it is, and as the bytes of a constant of its type."""
+    """Return a secret as text, and as the bytes of a constant of its type."""
     yield secret
     yield decimals(secret.encode())
     if re.fullmatch(r"[0-9a-f]{128}", secret):
@@ -72,20 +72,20 @@ def forms(secret: str) -> Iterator[str]:
 
 
 def decimals(data: bytes) -> str:
-    """Write bytes as constants in plans are: as signed numbers."""
+    """Format bytes as constants of plans: as signed numbers."""
     return " ".join(str(byte - 256 if byte > 127 else byte) for byte in data)
 
 
 @pytest.fixture
 def marked(world: World) -> Iterator[MarkedData]:
-    """Every store filled by others, who listen and wait for what the hostile role may send."""
+    """Data of others in every store; they also listen to what the hostile role may send."""
     with fill_stores(world, *(f"hostile MAL {rule}" for rule in RULES)) as marked:
         world.program("user2").ok("queue_listen", "N2", "Q1")
         yield marked
 
 
 def call_all(program: Program, world: World, beginning: str | None) -> int:
-    """Call every public function as MAL, with arguments that mean something; how many did it."""
+    """Call every public function as MAL; return how many calls succeeded."""
     functions = public_functions(world)
     last = ["topic_unlisten", "topic_unnotify", "unsubscribe", "crash", "deinit"]
     names = ["init", *sorted(functions.keys() - {"init", *last}), *last]
@@ -114,12 +114,12 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
     settings = [(name, level) for name, each in levels.items() for level in each]
     cases = [*product(settings, BEGINNINGS)]
     if not size(0, 1):
-        # Every day each setting once, and each beginning with some.
+        # In the small size, each setting once.
         cases = [(each, [*BEGINNINGS][n % len(BEGINNINGS)]) for n, each in enumerate(settings)]
     leaks: dict[str, set[str]] = {}
     calls = notices = 0
     for (setting, level), mode in cases:
-        # A new session each time: what it has planned before is printed no more.
+        # A session prints a plan only once.
         program = world.program("hostile", is_fresh=True)
         printed = Printed(program)
         program.connection.execute(f"SET {setting} = on; SET client_min_messages = {level}")
@@ -137,12 +137,8 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
     )  # fmt: skip
     assert leaks == {}
     assert notices > 0
-    recognizes_what_is_printed(marked)
-
-
-def recognizes_what_is_printed(marked: MarkedData) -> None:
-    """A superuser, who prints secrets, is found to do so."""
-    program = marked.world.superuser()
+    # A superuser prints secrets: they are recognized.
+    program = world.superuser()
     printed = Printed(program)
     program.connection.execute("SET debug_print_plan = on; SET client_min_messages = log")
     known = marked.secrets()

@@ -32,12 +32,11 @@ COLUMNS = """
     SELECT attrelid::regclass::text, attname::text FROM pg_attribute
     WHERE attrelid = ANY (%s::regclass[]) AND attnum > 0
 """
-# Cheaper than anything else in a condition, and it tells what it was asked about.
+# PostgreSQL evaluates the cheapest condition first; this one prints its argument.
 LEAK = """
     CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001
     AS $$ BEGIN RAISE NOTICE 'leaked %', $1; RETURN true; END $$
 """
-# Each in place of a condition on a column.
 CONDITIONS = (
     "pg_temp.leak({}::text)", "{}::text::int > 0", "{}::text::json IS NOT NULL",
     "{}::text::inet IS NOT NULL", "1 / length(left({}::text, 0)) > 0",
@@ -53,7 +52,7 @@ FUNCTIONS = (
     "query_to_xml('TABLE psqlmessages_element', true, false, '')",
     "schema_to_xml('messages', true, false, '')", "database_to_xml(true, false, '')",
 )  # fmt: skip
-# A call of each public function, with no argument that means anything.
+# A call of each public function with NULL arguments.
 CALLS = """
     SELECT format('messages.%%I(%%s)', p.proname, (
         SELECT string_agg(
@@ -73,7 +72,7 @@ LOCK_MODES = (
     "ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE", "SHARE",
     "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE",
 )  # fmt: skip
-# What this session has locked that is not a public view.
+# Locks of this session on tables and sequences.
 LOCKED = """
     SELECT coalesce(array_agg(DISTINCT c.relname::text), '{}')
     FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
@@ -82,7 +81,7 @@ LOCKED = """
 """
 
 
-# Names of its own, for which it has rules, and in which it may succeed.
+# Names for which the attacker has rules.
 OWN = {"topic": ["H1", "H2", "H*"], "topics": ["H1", "H2", "H*"], "stagings": [str(UUID(int=1))]}
 OWN |= {name: ["HQ1", "HQ2"] for name in ("queue", "source", "to_queue", "queues")}
 OWN_NODES = ["H1", "H2"]
@@ -99,7 +98,7 @@ RULES = [
 
 @pytest.fixture
 def marked(world: World) -> Iterator[MarkedData]:
-    """Every store filled by others, whose sessions have just said what nobody else may know."""
+    """Data of others in every store, also in queries and settings of their sessions."""
     with fill_stores(world, *RULES) as marked:
         for role in "user1", "user2":
             program = world.program(role)
@@ -122,7 +121,7 @@ def stranger(marked: MarkedData) -> Program:
 
 
 def tried(program: Program, statement: str) -> bool:
-    """Run a statement: whether PostgreSQL let it."""
+    """Return whether PostgreSQL allows a statement."""
     try:
         program.connection.execute(statement)
     except psycopg.Error:
@@ -161,7 +160,7 @@ def test_no_relation_shows_data_of_others(marked: MarkedData, attacker: Program,
     assert seen == leaked == []
     assert sorted(name for name in read if name.startswith(OURS)) == PUBLIC
     assert done > len(statements) / 3
-    # Such a condition would tell what a table holds.
+    # If a role may read the table, such a condition prints its contents.
     program = marked.world.superuser()
     with TracedConnection(program.connection, tmp_path / "other trace") as traced:
         program.connection.execute(LEAK)
@@ -195,7 +194,7 @@ def test_no_plan_shows_private_relations(marked: MarkedData, attacker: Program, 
     for program, (view, column) in product((attacker, stranger), columns_of(marked, views)):
         visible = program.query(f"SELECT count(*) FROM {view}")
         for bound in ("", MARK, "~"):
-            # Text is compared by a function that is leakproof: it may run before any check.
+            # A leakproof comparison of text may run before any check.
             plan = program.query(COUNTS.format(view, column, bound))[0]["Plan"]
             counted_rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
             if plan["Node Type"] != "Function Scan" or counted_rows != visible:
@@ -208,7 +207,7 @@ def test_private_relations_are_unlockable(marked: MarkedData, attacker: Program,
     ours = [name for (name,) in owner.execute(RELATIONS) if name.startswith(OURS)]
     locked, private = set(), set()
     for program, relation, mode in product((attacker, stranger), ours, LOCK_MODES):
-        # With no savepoint, whose locks end with it if the statement fails.
+        # Without a savepoint: its rollback would release the locks.
         with program.connection.transaction(force_rollback=True):
             try:
                 program.connection.execute(f"LOCK TABLE {relation} IN {mode} MODE")
@@ -218,7 +217,7 @@ def test_private_relations_are_unlockable(marked: MarkedData, attacker: Program,
             private.update(program.query(LOCKED))
     assert sorted(locked) == PUBLIC
     assert private == set()
-    # A role without rules holds up no removal of what streams keep.
+    # A role without rules does not block the removal of stream messages.
     with stranger.connection.transaction():
         for view in PUBLIC:
             stranger.connection.execute(f"SELECT * FROM {view}")
@@ -235,22 +234,22 @@ def test_private_relations_are_unlockable(marked: MarkedData, attacker: Program,
 
 
 class AttackerFuzzer(Fuzzer):
-    """A fuzzer that has its own names, and stolen things."""
+    """A fuzzer that also uses its own names and leaked values."""
 
     def __init__(self, world: World, marked: MarkedData, seed: int) -> None:
         super().__init__(world, "hostile", seed)
-        self._treasure = marked
-        self._own_dice = random.Random(seed)  # noqa: S311
+        self._marked = marked
+        self._own_random = random.Random(seed)  # noqa: S311
 
     def argument(self, name: str, kind: str) -> Any:
-        draw = self._own_dice.random()
+        draw = self._own_random.random()
         if kind == "text" and name in OWN and draw < 0.6:
-            return self._own_dice.choice(OWN[name])
+            return self._own_random.choice(OWN[name])
         if kind == "text" and draw > 0.9:
-            return self._own_dice.choice(self._treasure.leaked)
+            return self._own_random.choice(self._marked.leaked)
         if kind == "bigint" and draw < 0.5:
-            numbers = [int(text) for text in self._treasure.leaked if text.isdecimal()]
-            return self._own_dice.choice(numbers)
+            numbers = [int(text) for text in self._marked.leaked if text.isdecimal()]
+            return self._own_random.choice(numbers)
         return super().argument(name, kind)
 
 
@@ -261,7 +260,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(marked: MarkedData, tmp
     found: list[str] = []
     for seed in range(12):
         attacker = AttackerFuzzer(marked.world, marked, seed)
-        # Under the names that others used.
+        # Use the ids of others.
         with attacker.program.connection.cursor().copy(STAGED) as copy:
             for number in (1, 2, 11, 12):
                 copy.write_row((UUID(int=number), 0, ["mine"], None, None, None))
@@ -276,7 +275,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(marked: MarkedData, tmp
         found += traced.found
         attacker.program.close()
         functions = len(attacker.functions)
-        # Which functions a call gets through to is chance: where too few were, more calls follow.
+        # If the random calls have reached too few functions, try another seed.
         if seed + 1 >= size(1, 5) and len(reached) > functions * 0.8:
             break
     report(

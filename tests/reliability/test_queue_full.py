@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
+from itertools import product
 from pathlib import Path
 from time import monotonic
 
@@ -43,7 +45,6 @@ RULES = (
     "user2 LISTENER Topic T RW 60", "user1 web.* Topic T RW 60", "user1 GUEST Topic T RW 60",
     f"{Server.owner} SENDER Topic T RW 60",
 )  # fmt: skip
-# Each is due several times while a test lasts.
 QUICK = Options(
     evaluate_interval=timedelta(milliseconds=100),
     probe_interval=timedelta(milliseconds=300),
@@ -54,12 +55,12 @@ KEPT = """
         + (SELECT count(*) FROM psqlmessages_element)
 """
 HAS_ROOM = "SELECT pg_notification_queue_usage() < 0.5"
-# A busy machine may need so long for what takes a second.
+# One second, and time for a busy machine.
 SOON_SECONDS = 60
 
 
 def need_server(binaries: Path) -> None:
-    """Skip on a PostgreSQL whose queue has always 8 GB."""
+    """Skip on versions whose queue always has 8 GB."""
     if major_version(binaries) < 17:
         pytest.skip("max_notify_queue_pages came with PostgreSQL 17")
 
@@ -73,7 +74,7 @@ def full_queue(server: TestedServer) -> Iterator[int]:
     ):
         holder.execute("LISTEN anything")
         holder.commit()
-        # From here on nothing leaves the queue.
+        # From now on the queue keeps all notifications.
         holder.execute("SELECT 1")
         number = 0
         for batch in (PAGES // 4, 16, 1):
@@ -108,8 +109,8 @@ def sender(world: World) -> Program:
 
 
 def waits_for(world: World, queue: str) -> None:
-    """Somebody waits for elements, and so is notified of each push."""
-    # Where rules went, as before each test, channels move at the next look.
+    """Let a reader wait for elements, so that each push notifies it."""
+    # After removed rules, housekeeping moves the channels of queues.
     world.wait_for("SELECT (messages.evaluate() ->> 'Err') = '0'")
     waiter = world.program("user1")
     channel = waiter.ok("queue_listen", "WAITER", queue)["Channel"]
@@ -125,10 +126,18 @@ def is_refused(send: Callable[[], object]) -> bool:
 
 
 def seconds_until(send: Callable[[], object]) -> float:
-    """Wait until something succeeds that the full queue refused; for how long."""
+    """Return the seconds until a send succeeds."""
     began = monotonic()
     wait_until(lambda: not is_refused(send), SOON_SECONDS)
     return monotonic() - began
+
+
+@pytest.fixture
+def examined(own_server: TestedServer, monkeypatch) -> Callable[..., Finding]:
+    """Run a check of doctor, which reports even the shortest transaction and wait."""
+    monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "MIN_LOCK_SECONDS", 0.0)
+    return lambda check, address=own_server.superuser_url: finding_of(check, address)
 
 
 CALLS = (
@@ -137,7 +146,9 @@ CALLS = (
 )  # fmt: skip
 
 
-def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender: Program):
+def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
+    world: World, sender: Program, examined: Callable[..., Finding]
+):
     waits_for(world, "Q")
 
     def alone(call: str) -> None:
@@ -149,26 +160,37 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender
             alone(call)
 
     tries, before, refused = size(2, 50), world.owner.query(KEPT), 0
-    with full_queue(world.server):
-        for call in CALLS:
-            for _ in range(tries):
-                refused += is_refused(lambda: alone(call))  # noqa: B023
-                refused += is_refused(lambda: with_a_row(call))  # noqa: B023
+    with full_queue(world.server) as pid:
+        for call, send in tries * [*product(CALLS, (alone, with_a_row))]:
+            refused += is_refused(partial(send, call))
         half_done = world.owner.query(KEPT) - before
-    seconds = max(seconds_until(lambda: with_a_row(call)) for call in CALLS)  # noqa: B023
+        found, blind = (
+            examined(doctor_checks.queue, address)
+            for address in (world.server.superuser_url, world.server.url())
+        )
+        # The fix that doctor prints ends the session that blocks the queue.
+        world.superuser().execute(found.fix)
+    assert found.state is FindingState.WRONG
+    assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
+    assert "is idle in transaction" in found.found
+    assert found.fix.startswith(f"SELECT pg_terminate_backend({pid}); -- ")
+    assert blind.fix.startswith("GRANT pg_read_all_stats TO psqlmessages")
+    seconds = max(seconds_until(partial(with_a_row, call)) for call in CALLS)
     report(
         FAULT,
         "topic_send, publish and push in SQL, alone and with an INSERT in the same transaction",
         refused=refused, partly_done=half_done, room_after_seconds=seconds,
     )  # fmt: skip
     assert (refused, half_done) == (2 * tries * len(CALLS), 0)
+    world.close()
+    until(lambda: examined(doctor_checks.queue).state is FindingState.OK)
 
 
 def test_pushes_and_reads_continue_without_waiting_readers(world: World, sender: Program):
     number = size(20, 500)
     bodies = [str(body) for body in range(number)]
     sender.ok("publish_many", "SENDER", "T", bodies)
-    # Its events would fail whatever commits, if it were found dead now.
+    # If it were found dead now, its events would fail the commit of any call.
     dead = world.node("user1", "GUEST", listen="T")
     with full_queue(world.server):
         world.kill(dead)
@@ -198,7 +220,7 @@ def test_housekeeping_at_a_commit_fails_no_commit_while_it_is_full(world: World,
     )
     assert sender.elements("reserve", "SENDER", "Q", 1, 0.01)
     with full_queue(world.server):
-        # A lease has run out for the last time; then somebody also joins a group.
+        # Housekeeping moves a dead letter, and later evaluates a new group member.
         for change in ("SELECT 1", "GRANT team TO user2"):
             world.superuser().connection.execute(change)
             world.owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
@@ -221,7 +243,7 @@ def test_nodes_and_buses_report_errors_and_stay_connected(world: World):
                 node.publish("T", "x")
             with pytest.raises(NotificationQueueFull):
                 bus.publish("anything", "x")
-            # Probes notify too: so long as they are refused, none is lost.
+            # A probe whose notification is refused is not lost.
             while node.counters.evaluation_failures <= 3:
                 list(node.messages(timedelta(0)))
             assert node.is_healthy
@@ -268,13 +290,13 @@ async def test_a_hub_says_so_and_leaves_no_ghost(world: World):
 def test_an_exchange_delivers_nothing_or_all(world: World):
     bodies = [str(number) for number in range(size(500, 5000))]
     with running_exchange(world, *RULES) as exchanges:
-        bed = exchanges.default
+        database = exchanges.default
         waits_for(world, "b")
-        bed.push_many("a", bodies)
+        database.push_many("a", bodies)
         with full_queue(world.server), working() as running:
             counters = running.worker.counter_store.counters
             until(lambda: any(each.waits for each in counters.values()))
-            half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
+            half_done = len(bodies) - len(database.bodies("a")) + sum(map(len, copies(exchanges)))
         exchanges.run_until_idle()
         assert copies(exchanges) == [sorted(bodies)] * 2
     report(
@@ -328,31 +350,6 @@ IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
 STANDBY = "ALTER SYSTEM {} synchronous_standby_names{}"
 
 
-@pytest.fixture
-def examined(own_server: TestedServer, monkeypatch) -> Callable[..., Finding]:
-    """What a check of the doctor finds as the superuser, however short the time."""
-    monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0.0)
-    monkeypatch.setattr(doctor_checks, "MIN_LOCK_SECONDS", 0.0)
-    return lambda check, address=own_server.superuser_url: finding_of(check, address)
-
-
-def test_doctor_names_the_session_that_fills_it(world: World, examined: Callable[..., Finding]):
-    with full_queue(world.server) as pid:
-        found, blind = (
-            examined(doctor_checks.queue),
-            examined(doctor_checks.queue, world.server.url()),
-        )
-        world.superuser().execute(found.fix)
-    assert found.state is FindingState.WRONG
-    assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
-    assert "is idle in transaction" in found.found
-    assert found.fix.startswith(f"SELECT pg_terminate_backend({pid}); -- ")
-    assert blind.fix.startswith("GRANT pg_read_all_stats TO psqlmessages")
-    # LISTENER may lag behind, too.
-    world.close()
-    until(lambda: examined(doctor_checks.queue).state is FindingState.OK)
-
-
 def test_doctor_names_a_listener_that_does_not_read(world: World, examined: Callable[..., Finding]):
     filler = world.superuser()
     with psycopg.connect(
@@ -362,7 +359,7 @@ def test_doctor_names_a_listener_that_does_not_read(world: World, examined: Call
         pid = it.info.backend_pid
 
         def is_stuck() -> bool:
-            """Whether the buffers between the server and the listener are full, and the queue."""
+            """Return whether the queue and the buffers to the listener are full."""
             if not filler.query(IS_FILLED):
                 filler.execute(FILLING, [PAGES // 8])
             return filler.query(IS_FILLED) and filler.query(WAITS, "ClientWrite", pid)
@@ -377,7 +374,7 @@ def test_doctor_names_a_commit_that_blocks_senders(world: World, examined: Calla
     superuser, pids = world.superuser(), list[int]()
 
     def commit(statement: str) -> None:
-        """Notify in a transaction that waits at its commit."""
+        """Notify in a transaction whose commit waits."""
         with psycopg.connect(world.server.superuser_url) as connection:
             pids.append(connection.info.backend_pid)
             connection.execute(statement)
@@ -391,7 +388,7 @@ def test_doctor_names_a_commit_that_blocks_senders(world: World, examined: Calla
     with ThreadPoolExecutor(2) as pool:
         try:
             world.wait_for("SELECT current_setting('synchronous_standby_names') = 'nobody'")
-            # The checkpointer, which tells commits to wait, looks at new settings first.
+            # The checkpointer applies the setting.
             superuser.execute("CHECKPOINT")
             for statement, event in (
                 ("INSERT INTO effect VALUES ('x')", "SyncRep"), ("SELECT 1", "object"),

@@ -16,7 +16,6 @@ from tests.reliability.deployment import (
     DEFAULT,
     LISTENERS,
     CommandProcess,
-    Deployment,
     run_deployment,
     write_exchange,
 )
@@ -51,43 +50,37 @@ EXCHANGE = {
 
 @pytest.mark.timeout(590)
 @pytest.mark.nightly  # 30 nodes and 5 processes start
-def test_each_client_reconnects_once(
-    own_world: World, tmp_path: Path, django_db_blocker,
-    caplog,
-):  # fmt: skip
+def test_each_client_reconnects_once(own_world: World, tmp_path: Path, django_db_blocker, caplog):
     caplog.set_level(logging.INFO, "psqlmessages")
+    server = own_world.server.server
     with django_db_blocker.unblock(), run_deployment(own_world.server, tmp_path) as deployment:
         deployment.use_everything("before")
         for how, seconds in (*((how, 0) for how in RESTARTS), (FAST, size(10, 30))):
             caplog.clear()
-            check_outage(deployment, how, seconds, caplog)
-
-
-def check_outage(deployment: Deployment, how: str, seconds: int, caplog) -> None:
-    """Stop or kill the server, start it again, and check that each client reconnects."""
-    before, problems = deployment.listeners.counts("reconnected"), deployment.count_problems()
-    server = deployment.server.server
-    stop_or_kill(server, how)
-    if seconds:
-        threading.Event().wait(seconds)
-        assert deployment.post("refused") == 503
-        assert deployment.site.get("/healthz")[0] == 503
-    server.start()
-    started_at = monotonic()
-    deployment.wait_for_registration()
-    took = monotonic() - started_at
-    deployment.use_everything(f"{how} {seconds}")
-    reconnects = deployment.listeners.counts("reconnected") - before
-    records = len(caplog.records)
-    lines = (deployment.count_problems() - problems).total()
-    case = f"30 nodes and 5 processes, {how}" + (f", down for {seconds} s" if seconds else "")
-    report(
-        FAULT, case, recovered_after_seconds=took, log_records=records, log_lines_of_processes=lines
-    )
-    assert reconnects == dict.fromkeys(LISTENERS, 1)
-    each = RECORDS_EACH + RECORDS_EACH_TEN_SECONDS * (seconds // 10)
-    assert records <= each * len(LISTENERS), caplog.text
-    assert lines <= 10 * each, [each.problems for each in deployment.processes.values()]
+            before = deployment.listeners.counts("reconnected")
+            problems = deployment.count_problems()
+            stop_or_kill(server, how)
+            if seconds:
+                threading.Event().wait(seconds)
+                assert deployment.post("refused") == 503
+                assert deployment.site.get("/healthz")[0] == 503
+            server.start()
+            started_at = monotonic()
+            deployment.wait_for_registration()
+            took = monotonic() - started_at
+            deployment.use_everything(f"{how} {seconds}")
+            records = len(caplog.records)
+            lines = (deployment.count_problems() - problems).total()
+            down = f", down for {seconds} s" if seconds else ""
+            report(
+                FAULT, f"30 nodes and 5 processes, {how}{down}", recovered_after_seconds=took,
+                log_records=records, log_lines_of_processes=lines,
+            )  # fmt: skip
+            reconnects = deployment.listeners.counts("reconnected") - before
+            assert reconnects == dict.fromkeys(LISTENERS, 1)
+            each = RECORDS_EACH + RECORDS_EACH_TEN_SECONDS * (seconds // 10)
+            assert records <= each * len(LISTENERS), caplog.text
+            assert lines <= 10 * each, [each.problems for each in deployment.processes.values()]
 
 
 def numbers(world: World, queue: str) -> list[int]:
@@ -97,7 +90,6 @@ def numbers(world: World, queue: str) -> list[int]:
 @pytest.mark.timeout(590)
 def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_db_blocker):
     server, part = own_world.server.server, size(100, 2_000)
-    # The test below kills a backend.
     restarts = RESTARTS * 2 if size(0, 1) else (FAST, POSTMASTER)
     own_world.rules("psqlmessages exchange.* Queue * RW 60")
     with django_db_blocker.unblock():
@@ -115,11 +107,10 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
             work.wait_for_writes(part)
     finally:
         worker.close()
-    report(
+    work.report(
         FAULT, f"streams, queues and an exchange, {len(restarts)} restarts of all kinds in turn",
-        **work.counts(), log_lines=len(worker.problems),
+        log_lines=len(worker.problems),
     )  # fmt: skip
-    work.check()
     assert {each.counters.reconnects for each in work.nodes.values()} == {len(restarts)}
     assert stored_elements(own_world, "a") == []
     assert len(worker.problems) < 40, worker.problems
@@ -153,7 +144,7 @@ def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World)
 def test_a_short_soak_loses_and_duplicates_nothing():
     seconds = size(8, 60)
     done = run_python("-m", "tests.reliability.soak", "--seconds", str(seconds), timeout=240)
-    # Memory still grows in such a short time.
+    # In such a short time, memory still grows.
     lines = done.stdout.partition("\nERRORS\n")[2].splitlines()
     errors = [line for line in lines if not line.startswith("grew: ")]
     line = done.stdout.partition("\ncounts: ")[2].partition("\n")[0]

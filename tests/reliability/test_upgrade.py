@@ -72,7 +72,7 @@ RELATIONS = """
           WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
       ))
 """
-# Of the rest of the modes none makes a call wait.
+# Other lock modes block no call.
 LOCKED = """
     SELECT l.relation FROM pg_locks AS l
     WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.mode = ANY (%s)
@@ -120,12 +120,11 @@ def test_calls_wait_while_functions_are_replaced(own_world: World, database: Bas
     with Workload(own_world, *LOSSLESS, *LIVE) as work:
         work.wait_for_writes(20)
         replace(database, work, rounds)
-    report(
+    work.report(
         FAULT, "functions replaced while streams, queues and live messages are in use",
-        installations=rounds, **work.counts(), refused=work.refused.total(),
+        installations=rounds, refused=work.refused.total(),
         longest_wait_seconds=work.longest_seconds,
     )  # fmt: skip
-    work.check()
     assert not work.refused
     assert count_logged(own_world.server) == before
 
@@ -142,13 +141,13 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
         with Workload(own_world, *names, tolerates=(MessagesError,)) as work:
             replace(database, work, rounds)
             refused, longest = work.refused.total(), work.longest_seconds
-            # Large bodies are in tables that go with the functions.
+            # Large bodies are stored in tables that are removed with the functions.
             work.sends_large_bodies = False
             work.wait_for_writes(100)
             for _ in range(removals):
                 migrate("0002_queues")
                 migrate(LATEST)
-                # The exchange and the user's identity went with their tables.
+                # The exchange and the user's identity were removed.
                 made.write_definitions()
                 work.wait_for_writes(20)
         made.use_everything("after")
@@ -173,7 +172,7 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
 
 
 def test_locks_that_calls_wait_for_are_taken_first(own_world: World, database: BaseDatabaseWrapper):
-    """What is locked later, while calls that hold it wait for the rest, ends in a deadlock."""
+    """If a migration took a lock later, calls that hold it would cause a deadlock."""
     later: dict[tuple[str, str], set[str]] = {}
     for (name, (which, act)), (kind, modes) in product(ACTS.items(), MODES.items()):
         database.set_autocommit(False)
@@ -196,7 +195,7 @@ def locked(cursor: Any, modes: list[str]) -> set[int]:
     return {oid for (oid,) in cursor.fetchall()}
 
 
-# What docs/how-to/upgrade.md says that is removed by going back to a state.
+# The tables that docs/how-to/upgrade.md lists as removed.
 REMOVED = {
     "0005_exchanges": {"psqlmessages_traffic", "psqlmessages_pipelinejob"},
     "0004_web": {
@@ -219,7 +218,7 @@ REMOVED = {
         "psqlmessages_membership", "psqlmessages_observation", "psqlmessages_subscription",
     },
 }  # fmt: skip
-# What calls move all the time: a position that goes on, when queues were last tended.
+# Tables that calls change all the time.
 MOVING = {
     "psqlmessages_subscription", "messages._queues", "messages._stream", "messages._clock_gap",
 }  # fmt: skip
@@ -250,19 +249,19 @@ def fill(world: World) -> None:
 
 
 def read_and_keep(world: World) -> None:
-    """Read as one reader; by the other one nothing is ever passed, so that nothing may go."""
+    """Read as SUB; KEEPER reads nothing, so that no message is removed."""
     reader = world.program("user2")
     if not world.owner.query("SELECT count(*) FROM messages.stream_subscriptions"):
         reader.read("KEEPER", "NEWS", 3_600)
     reader.read("SUB", "NEWS")
 
 
-def there_and_back(state: str, world: World, database: BaseDatabaseWrapper) -> int:
-    """Go back to a state and forward again; how many rows were removed, as is said."""
+def revert_and_migrate(state: str, world: World, database: BaseDatabaseWrapper) -> int:
+    """Migrate back to a state and forward again; return how many rows that removed."""
     before, queues = contents(database), world.owner.query(COUNTS)
     migrate(state)
     gone = contents(database)
-    states = [*REMOVED]
+    states = list(REMOVED)
     removed = set[str]().union(*(REMOVED[step] for step in states[: states.index(state) + 1]))
     assert before.keys() - gone.keys() == removed
     migrate(LATEST)
@@ -280,7 +279,7 @@ def hear(node: Node, word: str) -> None:
         assert message.event != "reconnected"
         if message.body == word:
             return
-    raise AssertionError(f"nobody heard {word}")
+    raise AssertionError(f"no node received {word}")
 
 
 @pytest.mark.nightly  # every migration back and forward; every day those of functions
@@ -299,11 +298,10 @@ def test_each_step_back_and_forward_again_works(own_world: World, database: Base
         for state in REMOVED:
             fill(own_world)
             hear(node, "x" * 20_000)
-            removed[state] = there_and_back(state, own_world, database)
+            removed[state] = revert_and_migrate(state, own_world, database)
             if state != "zero":
                 own_world.program("user1").ok("topic_send_as", "PUB", "T", f"after {state}")
                 hear(node, f"after {state}")
-        # Nothing is left of it: it is told at its next call, and others may come.
         own_world.rules(*rules)
         with pytest.raises(NotInitialized):
             node.topic_listen("T")
@@ -327,7 +325,7 @@ JSON_FUNCTIONS = """
     WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = ANY (%s)
       AND p.prorettype = 'json'::regtype AND NOT p.proretset AND p.provariadic = 0
 """
-# Says more than today's in each answer, takes one parameter more, and knows one more error.
+# Each answer has one more field, each function one more parameter, and there is one more error.
 NEWER = """
     ALTER FUNCTION {signature} SET SCHEMA older;
     CREATE FUNCTION messages.{name}({arguments}newer text DEFAULT NULL) RETURNS json

@@ -17,13 +17,14 @@ import psycopg
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client.connection import Connection
 from psqlmessages.exceptions import ConnectionLost, MessagesError
+from tests.reliability.counts import report
 from tests.reliability.faults import until
 from tests.sql.conftest import World
 
 Run = Callable[["Workload", "Reader"], None]
 
 SUBSCRIPTION_TIMEOUT = timedelta(hours=1)
-# Retries are quick, but a connection is not taken for dead because the machine is busy.
+# Retry quickly, but allow slow answers of a busy machine.
 QUICK = Options(
     backoff_min=timedelta(milliseconds=20), backoff_max=timedelta(milliseconds=200),
     probe_interval=timedelta(seconds=1), probe_timeout=timedelta(seconds=5),
@@ -211,7 +212,6 @@ class Workload:
         try:
             node.publish_many("NEWS", numbers)
         except ConnectionLost:
-            # The messages may have been published or not.
             self.uncertain |= {*numbers}
         except ERRORS as error:
             self._count_refused(error)
@@ -241,7 +241,6 @@ class Workload:
 
     def _count_refused(self, error: Exception) -> None:
         self.refused[type(error).__name__] += 1
-        # Do not retry immediately.
         self.must_stop.wait(0.05)
 
     def expected(self, reader: Reader) -> set[int]:
@@ -279,8 +278,12 @@ class Workload:
             counts["lost_with_the_answer_of_pop"] = sum(len(self.missing(each)) for each in lossy)
         return counts
 
-    def check(self) -> None:
-        """Check that nothing is lost or duplicated, refused calls had no effect, order is kept."""
+    def report(self, fault: str, case: str, **counts: object) -> None:
+        """Report the counts, and check: nothing is lost or duplicated, refused calls had no effect.
+
+        Streams keep their order.
+        """
+        report(fault, case, **counts, **self.counts())
         errors = {
             each.name: (
                 0 if each.may_miss else len(self.missing(each)),
@@ -314,9 +317,6 @@ def has_reconnected(node: Node) -> bool:
     return False
 
 
-# How readers read.
-
-
 def open_source(source: str, work: Workload, reader: Reader, node: Any) -> Iterator[Any]:
     """Yield the results of a reader's first calls; it iterates over the last result."""
     if source == "stream":
@@ -344,7 +344,7 @@ def with_node(ident: str, source: str) -> Run:
     def run(work: Workload, reader: Reader) -> None:
         with Node(ident, work.url, options=work.options) as node:
             work.nodes[reader.name] = node
-            results = [*open_source(source, work, reader, node)]
+            results = list(open_source(source, work, reader, node))
             for message in record_opened(work, reader, results):
                 record_message(reader, message)
 

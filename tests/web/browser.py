@@ -33,11 +33,11 @@ PATIENCE_MILLISECONDS = 60_000
 ROLE = Server.owner
 MONITOR_RULE = f"{ROLE} example.monitor.* Topic * O 60"
 LIVE = '#pill[data-is="live"]'
-# Also of pages of traffic if no job counts.
+# Also the state of pages of traffic while no job counts.
 CURRENT = '#pill:is([data-is="live"], [data-is="not_counting"])'
-# What a browser itself says if the server does not answer.
+# Errors of the browser if the server does not answer.
 AWAY = r"WebSocket connection|Failed to load resource"
-# What the Content-Security-Policy forbids is an error here: nothing else would show it.
+# Report violations of the Content-Security-Policy as errors.
 TELL_VIOLATIONS = """
     addEventListener("securitypolicyviolation", (event) => console.error(
         `CSP: ${event.violatedDirective} ${event.blockedURI} ${event.sourceFile} ${event.sample}`));
@@ -63,13 +63,13 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, for the tests of one file: as long as it is there, `asyncio.run` is refused."""
+    """Chromium for the tests of one file, in which `asyncio.run` is not possible."""
     with pytest.MonkeyPatch.context() as patch:
-        # Playwright's loop runs in this thread, and hands over to the test: nothing is concurrent.
+        # Playwright's event loop runs in this thread, but not while the test runs.
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
         with chromium() as started:
             yield started
-            # Django keeps other connections where a loop runs: no later test could close them.
+            # Within an event loop Django has other connections, which no later test could close.
             connections.close_all()
 
 
@@ -82,7 +82,7 @@ def hurry(route: Route) -> None:
 
 
 class Visitors:
-    """Opens pages, each in a browser profile of its own, and hears what is wrong with them."""
+    """Opens pages, each with its own browser profile, and collects their errors."""
 
     def __init__(self, browser: Browser, url: str, site: "Site | None" = None) -> None:
         self._browser = browser
@@ -108,11 +108,11 @@ class Visitors:
         return page
 
     def expect(self, pattern: str) -> None:
-        """Say what may go wrong in this test."""
+        """Allow an error in this test."""
         self._expected.append(re.compile(pattern))
 
     def unexpected(self) -> list[str]:
-        """What went wrong that was not expected."""
+        """Return the errors that were not allowed."""
         return [t for t in self.troubles if not any(e.search(t) for e in self._expected)]
 
     def __enter__(self) -> "Visitors":
@@ -120,7 +120,7 @@ class Visitors:
 
     def __exit__(self, *_: object) -> None:
         for context in self._browser.contexts:
-            # Closing ends the requests of routes that still run: their errors are not the page's.
+            # Closing ends requests of running routes; ignore their errors.
             for each in (context, *context.pages):
                 each.unroute_all(behavior="ignoreErrors")
             context.close()
@@ -157,7 +157,7 @@ def live(page: Page, address: str) -> Page:
 
 @pytest.fixture
 def visitors(browser: Browser, site: "Site") -> Iterator[Visitors]:
-    """Visitors of the site. Nothing may go wrong in their pages but what the test expects."""
+    """Opens pages of the site; unexpected errors in them fail the test."""
     with Visitors(browser, site.url, site) as visitors:
         yield visitors
 
@@ -173,7 +173,7 @@ TOO_WIDE = """
 
 
 def too_wide(page: Page) -> list[Any]:
-    """What makes the page scroll sideways."""
-    # Before its styles are there, any page is wide.
+    """Return the elements that make the page scroll sideways."""
+    # Without its styles, any page is wide.
     page.wait_for_load_state("load")
     return page.evaluate(TOO_WIDE)

@@ -14,21 +14,21 @@ from tests.conftest import TestedServer
 from tests.servers import STOP_SITES
 from tests.sql.conftest import World, pair, world
 from tests.web.browser import browser, visitors
-from tests.web.desks import database, desk, impatient
+from tests.web.pages import admin, database, impatient
 from tests.web.receivers import QUICK
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 # Fixtures are found here by their names.
-__all__ = ["browser", "database", "desk", "impatient", "pair", "visitors", "world"]
+__all__ = ["admin", "browser", "database", "impatient", "pair", "visitors", "world"]
 
-# The hub is a session of the tables' owner, as whom Django connects.
+# The hub connects as the owner, as Django does.
 RELAY_RULES = (
     f"{Server.owner} web.* Topic ROOM RW 60", f"{Server.owner} web.* Topic WEB.* RW 60",
     f"{Server.owner} web.* Rpc web.* W 60", f"{Server.owner} web.* Rpc OTHER W 60",
     "user2 OTHER Topic ROOM RW 60", "user2 OTHER Rpc web.* W 60",
 )  # fmt: skip
-# Times of the product that pass by themselves where a machine stands still for seconds.
+# Timeouts for a machine that stands still for seconds.
 PATIENT = {
     "psqlmessages.monitor.healthz._TIMEOUT_SECONDS": 60,
     "psqlmessages.monitor.metrics._TIMEOUT_SECONDS": 60,
@@ -38,7 +38,7 @@ PATIENT = {
 
 
 class Sites:
-    """The processes of this run: one for each set of settings, started when first asked for."""
+    """The processes of this run, one for each set of settings."""
 
     def __init__(self, server: TestedServer, folder: Path) -> None:
         self._server = server
@@ -97,7 +97,7 @@ def site(new_site: Callable[..., Site]) -> Site:
 
 @pytest.fixture
 def relay(world: World) -> World:
-    """A message system where web users, as web.*, and OTHER of user2 share a room."""
+    """Rules for web users as web.*, and for OTHER of user2."""
     world.rules(*RELAY_RULES)
     return world
 
@@ -109,15 +109,15 @@ def hub(dsn: str, request) -> Hub:
 
 
 @pytest.fixture
-def knock(site: Site) -> Iterator[Callable[..., Visitor]]:
-    """Open a WebSocket, with whatever is given or left out."""
+def connect(site: Site) -> Iterator[Callable[..., Visitor]]:
+    """Open a WebSocket with any cookie, token, origin and path."""
     with ExitStack() as opened:
         yield lambda **given: opened.enter_context(closing(Visitor(site, **given)))
 
 
 @pytest.fixture
 def enter(site: Site, relay: World) -> Iterator[Callable[..., Visitor]]:
-    """Open a WebSocket as a user, who may be any web.*; with an ident, register that node."""
+    """Open a WebSocket as a user with the web identity web.*, and register a node."""
     opened = ExitStack()
 
     def open_one(username: str, ident: str = "", *, at: Site = site, **options: Any) -> Visitor:

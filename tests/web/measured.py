@@ -22,7 +22,6 @@ from psqlmessages.pipeline.report.contents import (
 
 HOSTILE = "<script>alert(1)</script><b>x</b>"
 YEAR_SECONDS = 365 * 24 * 60 * 60
-# What a window says, unless a test gives it.
 USUAL = {
     "count": 20, "bytes": 4000, "size_p50": 180, "size_p95": 400, "size_p99": 900,
     "latency_p50": 120, "latency_p95": 250, "latency_p99": 800,
@@ -36,21 +35,21 @@ def begin(window: int, back: int = 0) -> int:
 
 @cache
 def _moment(_test: str) -> int:
-    """When a test asked first: all its windows go by that, though another has begun meanwhile."""
+    """Return one moment for all windows of a test."""
     return int(timezone.now().timestamp())
 
 
 def window(
     topic: str, sender: str = "SENDER", *, back: int = 1, length: int = 10, **values: Any
 ) -> Traffic:
-    """Write a window: the one that was so many before the one of now."""
+    """Create a window that ended so many windows ago."""
     starts_at = datetime.fromtimestamp(begin(length, back), tz=UTC)
     given = {**USUAL, "window_seconds": length, "starts_at": starts_at, **values}
     return Traffic.objects.create(topic=topic, sender=sender, **given)
 
 
 def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJob:
-    """Write a job that gave its last sign of life so many seconds ago; else it stays alive."""
+    """Create a job with a last heartbeat so many seconds ago, or one that stays alive."""
     silent = silent or -YEAR_SECONDS
     given = {
         "state": PipelineJob.State.RUNNING, "rows": 1234, "rows_per_second": 56.7,

@@ -22,7 +22,7 @@ QUICK = Options(
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
-    """Run a test in a loop of its own; hubs and the like among its fixtures are closed in it."""
+    """Run a test in its own event loop, and close its fixtures in it."""
 
     @wraps(test)
     async def closing(**fixtures: Any) -> None:
@@ -46,7 +46,7 @@ class Box:
         self._came.set()
 
     async def next(self, is_wanted: Callable[[HubMessage], object]) -> HubMessage:
-        """Wait for the next frame of a kind, after those that were waited for before."""
+        """Wait for the next frame that meets a condition."""
         async with asyncio.timeout(60):
             while True:
                 while self._seen == len(self.frames):
@@ -109,7 +109,7 @@ async def crowd(hub: Hub, number: int, *topics: str) -> list[Box]:
 def refused(
     world: World, table: str, condition: str, error: str = "lock_not_available"
 ) -> Iterator[None]:
-    """Refuse new rows of a table, by default as if somebody held them for too long."""
+    """Refuse new rows of a table, by default as after a lock timeout."""
     owner = world.owner.connection
     owner.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"

@@ -26,8 +26,7 @@ from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "a password of the tests"
-# What a fault of the server's own leaves in its log.
-# Django leaves this if a browser goes while a request ends.
+# Django logs this if a browser disconnects while a request ends.
 DISCONNECTED = re.compile(
     r"Task exception was never retrieved\nfuture: .*listen_for_disconnect"
     r".*\n(.*\n)+?.*RequestAborted"
@@ -71,7 +70,7 @@ class Site:
         return self.process.pid
 
     def start(self) -> None:
-        # The socket listens before the process runs: no port is guessed, no visitor too early.
+        # The socket listens before the process runs, so no port is guessed.
         with socket.create_server(("127.0.0.1", self.port), backlog=2048) as listening:
             self.port = listening.getsockname()[1]
             with self._log.open("ab") as log:
@@ -88,7 +87,7 @@ class Site:
             raise AssertionError(f"the site did not start: {error}\n{self.log()}") from error
 
     def ask_to_stop(self) -> None:
-        """Ask it, as an operator would, to end; `ended` waits for it."""
+        """Send SIGTERM; `ended` waits for the end."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
 
@@ -122,7 +121,7 @@ class Site:
         return self._log.read_text()[self._log_read :]
 
     def forget_log(self) -> None:
-        """Begin a test."""
+        """Ignore the log of earlier tests."""
         if self._log.exists():
             self._log_read = len(self._log.read_text())
 
@@ -173,7 +172,7 @@ class Site:
         return user
 
     def login(self, username: str) -> str:
-        """Log a user in, who is made if need be: the value of the session's cookie."""
+        """Log a user in; return the value of the session's cookie."""
         user = self.user(username)
         session = new_session()
         session[SESSION_KEY] = str(user.pk)

@@ -9,7 +9,7 @@ from django.apps import AppConfig
 from project.settings import *  # noqa: F403
 from project.settings import INSTALLED_APPS as EXAMPLE_APPS
 
-# The tests' own users need no hash that is slow on purpose.
+# A fast hash for the users of tests.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Constants to replace, by path: {"psqlmessages.retry.MAX_LOCK_WAIT_SECONDS": 60}.

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 60
 
 
 class Visitor:
-    """One WebSocket of a site: it asks, and keeps what else arrives meanwhile."""
+    """A WebSocket of a site: it sends requests, and keeps other frames that arrive."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Visitor:
         self._waiting: deque[dict[str, Any]] = deque()
 
     def call(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Ask for an operation: its answer, without the ref."""
+        """Send a request; return its answer without the ref."""
         ref = next(self._refs)
         self.connection.send(json.dumps({"op": op, **fields, "ref": ref}))
         return self.answer_to(ref)
 
     def answer_to(self, ref: object) -> dict[str, Any]:
-        """The answer to a request that was sent; what arrives before is kept."""
+        """Wait for the answer to a request; keep other frames."""
         while True:
             frame = self._receive()
             if "ref" not in frame:
@@ -78,31 +78,30 @@ class Visitor:
         return int(answer["Err"]), answer["Errstr"]
 
     def frame(self) -> dict[str, Any]:
-        """The next frame that is no answer."""
+        """Return the next frame that is not an answer."""
         if self._waiting:
             return self._waiting.popleft()
         frame = self._receive()
         assert "ref" not in frame, frame
         return frame
 
-    def message(self) -> dict[str, Any]:
-        while (frame := self.frame())["Type"] == "Sys":
+    def _next(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for a frame; skip earlier ones."""
+        while not is_wanted(frame := self.frame()):
             pass
         return frame
+
+    def message(self) -> dict[str, Any]:
+        return self._next(lambda frame: frame["Type"] != "Sys")
 
     def refusal(self) -> dict[str, Any]:
-        while "Err" not in (frame := self.frame()):
-            pass
-        return frame
+        return self._next(lambda frame: "Err" in frame)
 
     def event(self, name: str) -> dict[str, Any]:
-        """The next event of a name; what comes before it is passed over."""
-        while (frame := self.frame()).get("Evt") != name:
-            pass
-        return frame
+        return self._next(lambda frame: frame.get("Evt") == name)
 
     def closed(self) -> tuple[int | None, str | None]:
-        """Read until the connection ends: the code and reason, 1006 if the server gave none."""
+        """Read until the connection ends; return its code and reason."""
         with suppress(ConnectionClosed):
             while True:
                 self.connection.recv(timeout=TIMEOUT_SECONDS)
@@ -169,7 +168,7 @@ class Watcher:
         return self.until(lambda w: w.state["is"] == "live")
 
     def refused(self) -> tuple[int | None, str | None]:
-        """Expect that the server closes before it sends anything: its code and reason."""
+        """Expect that the server sends nothing and closes; return its code and reason."""
         with pytest.raises(ConnectionClosed):
             self.read()
         return self.visitor.closed()

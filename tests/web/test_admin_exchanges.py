@@ -7,16 +7,15 @@ from django.contrib.admin.models import LogEntry
 
 from project.postgres import Server
 from psqlmessages.models import Auth, Destination, Element, Exchange, ExchangeCount, Queue
-from tests.web.desks import EXCHANGES, SURE, Desk, history, page_of
 from tests.web.measured import count
-from tests.web.visitor import Page, Visitor
+from tests.web.pages import EXCHANGES, SURE, Admin, FormClient, Page, history, page_of
 
 HOSTILE = "<script>alert(1)</script>"
 Outcome = ExchangeCount.Outcome
 
 
 def new(name: str, source: str, *destinations: str, **fields: Any) -> Exchange:
-    """An exchange; each destination is a queue, and behind a blank its selector."""
+    """Create an exchange; a destination is a queue, a blank and its selector."""
     exchange = Exchange.objects.create(name=name, source_queue=source, **fields)
     for position, destination in enumerate(destinations):
         queue, _, selector = destination.partition(" ")
@@ -26,17 +25,17 @@ def new(name: str, source: str, *destinations: str, **fields: Any) -> Exchange:
     return exchange
 
 
-def add(desk: Visitor, **values: str) -> Page:
+def add(admin: FormClient, **values: str) -> Page:
     given = {"name": "x1", "source_queue": "orders", "destinations-0-queue": "eu"}
-    return desk.send(desk.open(f"{EXCHANGES}add/"), "Save", **{**given, **values})
+    return admin.send(admin.open(f"{EXCHANGES}add/"), "Save", **{**given, **values})
 
 
 def stored(*fields: str) -> list[Any]:
     return list(Destination.objects.order_by("position").values_list(*fields, flat=not fields[1:]))
 
 
-def test_an_exchange_is_defined_with_its_destinations(desk: Desk):
-    page = add(desk, source_queue=" orders ", **{"destinations-0-selector": "msg.tries > 1"})
+def test_an_exchange_is_defined_with_its_destinations(admin: Admin):
+    page = add(admin, source_queue=" orders ", **{"destinations-0-selector": "msg.tries > 1"})
     assert "was added successfully" in page.messages[0]
     exchange = Exchange.objects.get()
     assert (exchange.name, exchange.source_queue, exchange.is_running) == ("x1", " orders ", True)
@@ -60,64 +59,64 @@ REFUSED = {
 }
 
 
-def test_invalid_values_are_refused_at_their_field_and_nothing_is_made(desk: Desk):
-    answers = {case: add(desk, **{case[0]: case[1]}) for case in REFUSED}
+def test_invalid_values_are_refused_at_their_field_and_nothing_is_made(admin: Admin):
+    answers = {case: add(admin, **{case[0]: case[1]}) for case in REFUSED}
     assert [c for c, page in answers.items() if REFUSED[c] not in " ".join(page.errors)] == []
     html = answers["destinations-0-selector", "msg.headers["].html
     before, after = html.index('class="errorlist"'), html.index('name="destinations-0-selector"')
     assert before < after
     assert "</tr>" not in html[before:after]
-    page = add(desk, source_queue="a*", parallel="0", **{"destinations-0-queue": "b*"})
+    page = add(admin, source_queue="a*", parallel="0", **{"destinations-0-queue": "b*"})
     assert len(page.errors) == 3, "each fault once"
     assert not Exchange.objects.exists()
     assert not Destination.objects.exists()
 
 
 @pytest.fixture
-def sorting(desk: Desk) -> Exchange:
+def sorting(admin: Admin) -> Exchange:
     return new("x1", "orders", "eu", "slow", "audit")
 
 
-def test_destinations_are_moved_changed_added_and_removed(desk: Desk, sorting: Exchange):
+def test_destinations_are_moved_changed_added_and_removed(admin: Admin, sorting: Exchange):
     path, before = page_of(sorting), sorting.changed_at
-    desk.send(desk.open(path), "Save", **{"destinations-2-order": "1"})
+    admin.send(admin.open(path), "Save", **{"destinations-2-order": "1"})
     assert stored("queue") == ["audit", "eu", "slow"]
-    desk.send(desk.open(path), "Save", **{"destinations-0-order": "3"})
+    admin.send(admin.open(path), "Save", **{"destinations-0-order": "3"})
     assert stored("queue") == ["eu", "slow", "audit"]
     sorting.refresh_from_db()
     assert sorting.changed_at > before, "running loops see that a destination changed"
     change = {"destinations-0-DELETE": "on", "destinations-3-queue": "new"}
-    desk.send(desk.open(path), "Save", **change)
+    admin.send(admin.open(path), "Save", **change)
     assert stored("position", "queue") == [(0, "slow"), (1, "audit"), (2, "new")]
     change = {f"destinations-{number}-DELETE": "on" for number in range(3)}
-    page = desk.send(desk.open(path), "Save", **change)
+    page = admin.send(admin.open(path), "Save", **change)
     assert any("It has 0 destinations" in error for error in page.errors)
     assert len(stored("queue")) == 3
-    # What somebody else changed meanwhile is not overwritten.
-    page = desk.open(path)
-    desk.send(desk.open(path), "Save", parallel="2")
-    answer = desk.send(page, "Save", wsize="7")
+    # A change by another user is not overwritten.
+    page = admin.open(path)
+    admin.send(admin.open(path), "Save", parallel="2")
+    answer = admin.send(page, "Save", wsize="7")
     assert any("Somebody else changed this exchange" in error for error in answer.errors)
     sorting.refresh_from_db()
     assert (sorting.parallel, sorting.wsize) == (2, 100)
 
 
-def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange):
-    page = desk.act(EXCHANGES, "stop_selected", sorting.pk)
+def test_exchanges_are_stopped_started_and_deleted(admin: Admin, sorting: Exchange):
+    page = admin.act(EXCHANGES, "stop_selected", sorting.pk)
     assert page.messages == ["Stopped: x1."]
     sorting.refresh_from_db()
     assert not sorting.is_running
-    page = desk.act(EXCHANGES, "stop_selected", sorting.pk)
+    page = admin.act(EXCHANGES, "stop_selected", sorting.pk)
     assert page.messages == ["Stopped already: x1."]
-    page = desk.act(EXCHANGES, "start_selected", sorting.pk)
+    page = admin.act(EXCHANGES, "start_selected", sorting.pk)
     assert page.messages == ["Started: x1."]
     count(sorting, (Outcome.OK, -1, 1), missing_rules=["default: INSERT"])
-    page = desk.open(page_of(sorting))
+    page = admin.open(page_of(sorting))
     assert "It is blocked: missing rule in default: INSERT" in page.text
-    page = desk.send(page, "Stop")
+    page = admin.send(page, "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders." in page.text
-    page = desk.send(desk.open(page_of(sorting, "delete")), SURE)
+    page = admin.send(admin.open(page_of(sorting, "delete")), SURE)
     assert "was deleted successfully" in page.messages[0]
     assert not Exchange.objects.exists()
     assert not ExchangeCount.objects.exists()
@@ -126,14 +125,14 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     assert "'queue': 'orders'" in texts[3]
 
 
-def test_missing_rules_are_named_and_added_by_the_button(desk: Desk, sorting: Exchange):
-    changer = desk.staff("view_exchange", "change_exchange", "view_destination")
+def test_missing_rules_are_named_and_added_by_the_button(admin: Admin, sorting: Exchange):
+    changer = admin.staff("view_exchange", "change_exchange", "view_destination")
     page = changer.open(page_of(sorting))
     assert "these rules are missing" in page.text
     assert "Add the rules of this database" not in page.buttons, "it takes the permission"
-    page, role = desk.open(page_of(sorting)), Server.owner
+    page, role = admin.open(page_of(sorting)), Server.owner
     assert f"VALUES ('{role}', 'exchange.x1', 'Queue', 'orders', 'R', 60);" in page.text
-    page = desk.send(page, "Add the rules of this database")
+    page = admin.send(page, "Add the rules of this database")
     assert page.messages == ["Added: 4 rules."]
     assert "exchange.x1 has all the rules that it needs." in page.text
     rules = Auth.objects.filter(role=role, ident="exchange.x1", type="Queue")
@@ -143,25 +142,25 @@ def test_missing_rules_are_named_and_added_by_the_button(desk: Desk, sorting: Ex
     assert LogEntry.objects.filter(change_message__startswith="Rule added: INSERT").count() == 4
 
 
-def test_the_list_and_the_page_sum_the_counts_of_all_workers(desk: Desk, sorting: Exchange):
-    assert "python manage.py psqlmessages exchange run" in desk.open(page_of(sorting)).text
+def test_the_list_and_the_page_sum_the_counts_of_all_workers(admin: Admin, sorting: Exchange):
+    assert "python manage.py psqlmessages exchange run" in admin.open(page_of(sorting)).text
     buckets = [0, 0, 0, 50, 50, *[0] * 8]
     rows = ((Outcome.OK, -1, 100), (Outcome.NO_ROUTE, -1, 3), (Outcome.TO, 1, 70))
     rows = (*rows, (Outcome.BAD_SELECTOR, 1, 4))
     count(sorting, *rows, seconds=1, buckets=buckets, selector_seconds=0.1)
-    assert " 1 200 6 0 0 " in desk.open(EXCHANGES).text
-    text = desk.open(page_of(sorting)).text
+    assert " 1 200 6 0 0 " in admin.open(EXCHANGES).text
+    text = admin.open(page_of(sorting)).text
     assert "1 process runs it." in text
     assert "routed 200 10 ms 10 ms 19 ms" in text
     assert "default/slow 140 8" in text
     assert "971 µs" in text
     new("x2", "a", "eu", "slow")
-    texts = {number: desk.open(f"{EXCHANGES}?o={number}").text for number in range(1, 10)}
+    texts = {number: admin.open(f"{EXCHANGES}?o={number}").text for number in range(1, 10)}
     assert texts[2].index("x2") < texts[2].index("x1 "), "sorted by the source"
 
 
-def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
-    return desk.send(desk.open(page_of(exchange, "dry-run")), "Run", **values)
+def tried(admin: Admin, exchange: Exchange, **values: Any) -> Page:
+    return admin.send(admin.open(page_of(exchange, "dry-run")), "Run", **values)
 
 
 NO_ELEMENTS = (
@@ -172,45 +171,38 @@ NO_ELEMENTS = (
 )  # fmt: skip
 
 
-def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk):
+def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(admin: Admin):
     by_country = 'eu msg.headers["country"].matches("^(it|de|fr)$")'
     slow = 'slow {"delay": 30, "headers": {"lane": "slow"}}'
     choosing = new("x1", "orders", by_country, slow, "audit")
     for values, sentence in NO_ELEMENTS:
-        page = tried(desk, choosing, **values)
+        page = tried(admin, choosing, **values)
         assert any(sentence in error for error in page.errors), (values, page.errors)
         assert "default/eu" not in page.text
-    page = tried(desk, choosing, headers='{"country": "it"}', body="an order")
+    page = tried(admin, choosing, headers='{"country": "it"}', body="an order")
     assert "default/eu yes true" in page.text
     assert "delay: 30 s" in page.text
     assert '"lane": "slow"' in page.text
     assert '"x-hop-count": 1' in page.text
-    # The second selector changes the message for the later ones too.
+    # A changed header is seen by later destinations.
     assert page.html.count("&quot;lane&quot;") == 2
     assert page.text.count("an order") == 4
-    failed = tried(desk, choosing).text
+    failed = tried(admin, choosing).text
     assert "country" in failed.split("default/eu no", 1)[1][:80], "why it failed"
-    text = tried(desk, choosing, headers='{"x-hop-count": 17}').text
+    text = tried(admin, choosing, headers='{"x-hop-count": 17}').text
     assert "The element exceeds the hop limit: it would go to default/__too_many_hops__" in text
     assert "default/eu" not in text, "no selector was asked"
+    unrouted = new("x2", "orders", "big msg.body.amount > 10", no_route_action="discard")
+    text = tried(admin, unrouted, body='{"amount": 11}', is_json="on").text
+    assert "default/big yes" in text
+    assert "default/big no" in tried(admin, unrouted, body='{"amount": 11}').text
+    text = tried(admin, unrouted, body='{"amount": 9}', is_json="on").text
+    assert "No selector accepts the element: it would be discarded." in text
     Destination.objects.filter(queue="eu").update(selector="@gone")
-    assert any("x1.dst[0].selector" in error for error in tried(desk, choosing).errors)
+    assert any("x1.dst[0].selector" in error for error in tried(admin, choosing).errors)
     assert not Element.objects.exists(), "nothing is pushed"
     assert not Queue.objects.exists()
     path = page_of(choosing, "dry-run")
-    assert desk.staff("view_queue").client.get(path).status_code == 403
-    assert "Dry run" in desk.staff("view_exchange").open(path).html
-    assert desk.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404
-
-
-def test_json_bodies_are_parsed_and_unwanted_elements_have_no_route(desk: Desk):
-    exchange = new("x1", "orders", "big msg.body.amount > 10")
-    assert "default/big yes" in tried(desk, exchange, body='{"amount": 11}', is_json="on").text
-    text = tried(desk, exchange, body='{"amount": 11}').text
-    assert "default/big no" in text
-    assert "No selector accepts the element: it would go to default/__no_route__." in text
-    assert '"x-exchange-name": "x1"' in text
-    kept = {"destinations-0-selector": "msg.body.amount > 10"}
-    desk.send(desk.open(page_of(exchange)), "Save", no_route_action="discard", **kept)
-    text = tried(desk, exchange, body='{"amount": 9}', is_json="on").text
-    assert "No selector accepts the element: it would be discarded." in text
+    assert admin.staff("view_queue").client.get(path).status_code == 403
+    assert "Dry run" in admin.staff("view_exchange").open(path).html
+    assert admin.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404

@@ -13,8 +13,7 @@ from psqlmessages.admin import rule_transfer
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
-from tests.web.desks import IDENTITIES, RULES, SURE, Desk, history
-from tests.web.visitor import Page, Visitor
+from tests.web.pages import IDENTITIES, RULES, SURE, Admin, FormClient, Page, history
 
 IMPORT, SHOW, DO = f"{RULES}import/", "Show changes", "Import this"
 OLD, NEW = (
@@ -26,12 +25,12 @@ SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
 
 
-def upload(visitor: Visitor, *rules: RuleEntry, replace: bool = False, **parts: Any) -> Page:
+def upload(visitor: FormClient, *rules: RuleEntry, replace: bool = False, **parts: Any) -> Page:
     text = document.write(document.Definitions(rules or None, **parts))
     return send(visitor, text.encode(), replace=replace)
 
 
-def send(visitor: Visitor, content: bytes, *, replace: bool = False) -> Page:
+def send(visitor: FormClient, content: bytes, *, replace: bool = False) -> Page:
     given = {"document": SimpleUploadedFile("rules.json", content)}
     if replace:
         given["replace"] = "on"
@@ -39,18 +38,18 @@ def send(visitor: Visitor, content: bytes, *, replace: bool = False) -> Page:
 
 
 @pytest.fixture
-def listener(desk: Desk) -> Desk:
+def listener(admin: Admin) -> Admin:
     """OLD is connected and listens to T."""
-    desk.world.rule(*OLD)
-    desk.world.node("user1", "OLD").ok("topic_listen", "T")
-    return desk
+    admin.world.rule(*OLD)
+    admin.world.node("user1", "OLD").ok("topic_listen", "T")
+    return admin
 
 
 def rules() -> set[RuleEntry]:
     return set(changes.read_current().rules or ())
 
 
-def test_a_confirmed_change_is_made_and_names_affected_nodes(listener: Desk):
+def test_a_confirmed_change_is_made_and_names_affected_nodes(listener: Admin):
     listener.world.rule(*NEW._replace(ident="GONE"))
     page = upload(listener, CHANGED, NEW)
     assert "1 added, 1 changed, 0 removed" in page.text, "what it does not name stays"
@@ -79,23 +78,23 @@ def test_a_confirmed_change_is_made_and_names_affected_nodes(listener: Desk):
     assert "there is nothing to change" in page.text
 
 
-def test_web_identities_are_imported_and_removed_by_their_names(desk: Desk):
-    desk.world.rule(*OLD)
+def test_web_identities_are_imported_and_removed_by_their_names(admin: Admin):
+    admin.world.rule(*OLD)
     alice = User.objects.create_user("alice")
     WebIdentity.objects.create(user=alice, ident="gone")
-    page = upload(desk, web_identities=(ALICE,), replace=True)
+    page = upload(admin, web_identities=(ALICE,), replace=True)
     assert "added alice a removed alice gone" in page.text
-    desk.send(page, DO)
+    admin.send(page, DO)
     assert list(WebIdentity.objects.values_list("user", "ident")) == [(alice.pk, "a")]
     assert "removed user1" not in page.text, "a part that is not in the document stays"
-    page = upload(desk, web_identities=(Identity("alice", None, "b"),))
+    page = upload(admin, web_identities=(Identity("alice", None, "b"),))
     alice.delete()
-    assert desk.send(page, DO).messages == [
+    assert admin.send(page, DO).messages == [
         "Nothing was saved. There is no user alice for the ident b."
     ]
 
 
-def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk):
+def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Admin):
     page = upload(listener, CHANGED, NEW)
     Auth.objects.update(mode="RW")
     page = listener.send(page, DO)
@@ -120,30 +119,30 @@ UNREADABLE = {
 }
 
 
-def test_an_invalid_document_says_why(desk: Desk, settings: Any, monkeypatch):
-    answers = {content: send(desk, content).errors[0] for content in UNREADABLE}
+def test_an_invalid_document_says_why(admin: Admin, settings: Any, monkeypatch):
+    answers = {content: send(admin, content).errors[0] for content in UNREADABLE}
     wrong = [content for content in answers if not answers[content].startswith(UNREADABLE[content])]
     assert wrong == []
-    assert desk.send(desk.open(IMPORT), SHOW).errors == ["This field is required."]
+    assert admin.send(admin.open(IMPORT), SHOW).errors == ["This field is required."]
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10_100
-    page = upload(desk, *(NEW._replace(ident=f"N{n}") for n in range(100)))
+    page = upload(admin, *(NEW._replace(ident=f"N{n}") for n in range(100)))
     assert "manage.py psqlmessages definitions import FILE" in page.text
     assert DO not in page.buttons
     monkeypatch.setattr(document, "MAX_BYTES", 99)
     monkeypatch.setattr(document, "read", None)
-    assert send(desk, b" " * 100).errors == ["The document has 100 bytes; at most 99 are allowed."]
+    assert send(admin, b" " * 100).errors == ["The document has 100 bytes; at most 99 are allowed."]
 
 
-def test_an_altered_old_or_foreign_plan_is_not_done(desk: Desk, monkeypatch):
-    page = upload(desk, NEW)
+def test_an_altered_old_or_foreign_plan_is_not_done(admin: Admin, monkeypatch):
+    page = upload(admin, NEW)
     plan = page.form(DO).values["plan"][0]
-    other = desk.staff("view_auth", "add_auth", "change_auth")
+    other = admin.staff("view_auth", "add_auth", "change_auth")
     answers = [
-        desk.send(page, DO, plan=plan[:-1] + ("A" if plan[-1] != "A" else "B")),
+        admin.send(page, DO, plan=plan[:-1] + ("A" if plan[-1] != "A" else "B")),
         other.send(upload(other, NEW), DO, plan=plan),
     ]
     monkeypatch.setattr(rule_transfer, "_LIFETIME", timedelta(seconds=-1))
-    answers.append(desk.send(page, DO))
+    answers.append(admin.send(page, DO))
     for answer in answers:
         assert answer.messages == [
             "Nothing was saved: the page has expired or was altered. Choose the document again."
@@ -151,7 +150,7 @@ def test_an_altered_old_or_foreign_plan_is_not_done(desk: Desk, monkeypatch):
     assert not rules()
 
 
-def test_import_takes_its_permissions_also_when_it_is_done(listener: Desk):
+def test_import_takes_its_permissions_also_when_it_is_done(listener: Admin):
     for held in ("add_auth", "change_auth"):
         staff = listener.staff("view_auth", "delete_auth", held)
         assert staff.client.get(IMPORT).status_code == 403
@@ -169,10 +168,10 @@ def test_import_takes_its_permissions_also_when_it_is_done(listener: Desk):
 LACKING = "You need these permissions: psqlmessages.add_webidentity."
 
 
-def test_importing_and_exporting_web_identities_needs_the_permission(desk: Desk):
-    desk.world.rule(*OLD)
+def test_importing_and_exporting_web_identities_needs_the_permission(admin: Admin):
+    admin.world.rule(*OLD)
     alice = User.objects.create_user("alice")
-    staff = desk.staff("view_auth", "add_auth", "change_auth")
+    staff = admin.staff("view_auth", "add_auth", "change_auth")
     page = upload(staff, web_identities=(ALICE,))
     assert LACKING in page.text
     assert DO not in page.buttons
@@ -181,34 +180,34 @@ def test_importing_and_exporting_web_identities_needs_the_permission(desk: Desk)
     WebIdentity.objects.all().delete()
     assert LACKING in staff.send(page, DO).text, "the plan has come to need more"
     assert rules() == {OLD}
-    staff = desk.staff("view_auth")
+    staff = admin.staff("view_auth")
     assert set(json.loads(staff.client.get(f"{RULES}export/").content)) == {"version", "rules"}
-    everything = json.loads(desk.client.get(f"{RULES}export/").content)
+    everything = json.loads(admin.client.get(f"{RULES}export/").content)
     assert everything["web_identities"] == []
     assert everything["rules"] == [OLD._asdict()]
 
 
-def add(desk: Desk, **values: object) -> Page:
-    return desk.send(desk.open(f"{IDENTITIES}add/"), "Save", **values)
+def add(admin: Admin, **values: object) -> Page:
+    return admin.send(admin.open(f"{IDENTITIES}add/"), "Save", **values)
 
 
-def test_a_user_or_a_group_is_given_an_ident(desk: Desk):
+def test_a_user_or_a_group_is_given_an_ident(admin: Admin):
     alice, traders = User.objects.create_user("alice"), Group.objects.create(name=SCRIPT)
     one = "Choose either a user or a group."
-    assert add(desk, user=alice.pk, group=traders.pk, ident="x").errors == [one]
-    assert add(desk, ident="x").errors == [one]
-    assert add(desk, user=alice.pk, ident="").errors == ["This field is required."]
-    pages = [add(desk, group=traders.pk, ident=f"{SCRIPT}*{SCRIPT}")]
+    assert add(admin, user=alice.pk, group=traders.pk, ident="x").errors == [one]
+    assert add(admin, ident="x").errors == [one]
+    assert add(admin, user=alice.pk, ident="").errors == ["This field is required."]
+    pages = [add(admin, group=traders.pk, ident=f"{SCRIPT}*{SCRIPT}")]
     assert any("is not at the end, so" in message for message in pages[0].messages)
     key = WebIdentity.objects.get(group=traders).pk
-    pages.append(desk.open(f"{IDENTITIES}{key}/change/"))
+    pages.append(admin.open(f"{IDENTITIES}{key}/change/"))
     assert all(SCRIPT in page.text for page in pages)
     assert not any("<script>alert" in page.html for page in pages)
     LogEntry.objects.all().delete()
-    add(desk, user=alice.pk, ident="x")
-    answer = add(desk, user=alice.pk, ident="x")
+    add(admin, user=alice.pk, ident="x")
+    answer = add(admin, user=alice.pk, ident="x")
     assert answer.errors == ["This user or group already has this ident."]
     path = f"{IDENTITIES}{WebIdentity.objects.get(user=alice).pk}"
-    desk.send(desk.open(f"{path}/change/"), "Save", ident="y")
-    desk.send(desk.open(f"{path}/delete/"), SURE)
+    admin.send(admin.open(f"{path}/change/"), "Save", ident="y")
+    admin.send(admin.open(f"{path}/delete/"), SURE)
     assert set(history()) == {"Added alice as x.", "Ident: x → y", "Deleted alice as y."}

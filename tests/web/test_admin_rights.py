@@ -12,26 +12,37 @@ from django.utils import translation
 
 from psqlmessages import models
 from psqlmessages.models import Auth, Client, Exchange, PipelineJob, Queue, Topic, WebIdentity
-from tests.web import desks
-from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS, Desk, page_of
 from tests.web.measured import job, window
+from tests.web.pages import (
+    CLIENTS,
+    EXCHANGES,
+    IDENTITIES,
+    JOBS,
+    QUEUES,
+    RULES,
+    SUBSCRIPTIONS,
+    TOPICS,
+    TRAFFIC,
+    Admin,
+    page_of,
+)
 from tests.web.test_admin_exchanges import new
 
 MODELS = (
     Auth, Client, models.Destination, models.Element, Exchange, PipelineJob, Queue,
     models.Subscription, Topic, models.Traffic, WebIdentity,
 )  # fmt: skip
-NOT_FOR_LOOKERS = {
+CHANGES = {
     "Save", "Stop", "Start", "Add the rules of this database", "Pause", "Drain…", "Disconnect…",
     "Archive", "Redrive selected", "Import",
 }  # fmt: skip
 
 
 @pytest.fixture
-def furnished(desk: Desk) -> Desk:
-    """One of everything, of each the only one."""
-    desk.world.rules("user1 A Topic T RW 9", "user1 A Queue * RW 9")
-    node = desk.world.node("user1", "A", listen="T")
+def filled(admin: Admin) -> Admin:
+    """One object of each kind."""
+    admin.world.rules("user1 A Topic T RW 9", "user1 A Queue * RW 9")
+    node = admin.world.node("user1", "A", listen="T")
     node.got("A", "T")
     node.ok("push", "A", "__deadletter__", "x")
     Auth.objects.filter(type="Queue").delete()
@@ -39,11 +50,11 @@ def furnished(desk: Desk) -> Desk:
     WebIdentity.objects.create(user=User.objects.create_user("alice"), ident="x")
     window("ORDERS")
     job("archive", silent=60)
-    return desk
+    return admin
 
 
 def posts() -> dict[str, dict[str, Any]]:
-    """What changes something: the forms' addresses, and what is posted there."""
+    """The address of each form that changes something, and its fields."""
     rule, topic, queue, exchange, identity, dead = (
         model.objects.get() for model in (Auth, Topic, Queue, Exchange, WebIdentity, PipelineJob)
     )
@@ -61,13 +72,13 @@ def posts() -> dict[str, dict[str, Any]]:
 
 
 def actions() -> list[tuple[str, dict[str, Any]]]:
-    """The actions of lists, confirmed; and a list of rules that is saved."""
+    """The confirmed actions of lists, and a list of rules that is saved."""
     named = {
         RULES: (Auth, ("delete_selected",)),
         CLIENTS: (Client, ("disconnect",)),
         QUEUES: (Queue, ("pause_selected", "resume_selected", "drain_selected", "delete_empty")),
         EXCHANGES: (Exchange, ("stop_selected", "delete_selected")),
-        desks.JOBS: (PipelineJob, ("delete_selected",)),
+        JOBS: (PipelineJob, ("delete_selected",)),
     }
     found: list[tuple[str, dict[str, Any]]] = [
         (path, {"action": action, "_selected_action": str(model.objects.get().pk),
@@ -84,28 +95,27 @@ def stored() -> list[list[tuple[Any, ...]]]:
     return [list(model.objects.order_by("pk").values_list()) for model in MODELS]
 
 
-def test_a_view_only_user_changes_nothing_and_sees_no_action(furnished: Desk):
-    looker = furnished.staff(*(f"view_{model._meta.model_name}" for model in MODELS))
+def test_a_view_only_user_changes_nothing_and_sees_no_action(filled: Admin):
+    viewer = filled.staff(*(f"view_{model._meta.model_name}" for model in MODELS))
     before, forms = stored(), posts()
     pages = [RULES, CLIENTS, *(path for path in forms if path.endswith(("change/", "elements/")))]
-    shown = {path: looker.open(path) for path in pages}
-    offered = [(path, page.status, page.buttons & NOT_FOR_LOOKERS) for path, page in shown.items()]
+    shown = {path: viewer.open(path) for path in pages}
+    offered = [(path, page.status, page.buttons & CHANGES) for path, page in shown.items()]
     assert offered == [(path, 200, set()) for path in pages]
-    looker.client.handler.enforce_csrf_checks = False
-    answers = {path: looker.client.post(path, forms[path]).status_code for path in forms}
+    viewer.client.handler.enforce_csrf_checks = False
+    answers = {path: viewer.client.post(path, forms[path]).status_code for path in forms}
     assert {path: status for path, status in answers.items() if status != 403} == {}
     for path, values in actions():
-        looker.client.post(path, values)
+        viewer.client.post(path, values)
     assert stored() == before
 
 
-def test_forms_need_their_token_and_pages_their_permissions(furnished: Desk):
+def test_forms_need_their_token_and_pages_their_permissions(filled: Admin):
     before, forms = stored(), posts()
     for path, values in [*forms.items(), *actions()]:
-        assert furnished.client.post(path, values).status_code == 403, path
-    assert stored() == before
-    # What nobody may, with the token too.
-    chief = furnished.client
+        assert filled.client.post(path, values).status_code == 403, path
+    # Nobody may do this, even with the token.
+    chief = filled.client
     chief.handler.enforce_csrf_checks = False
     for model in (Client, Topic, models.Subscription, models.Traffic):
         row = model.objects.get()
@@ -114,12 +124,12 @@ def test_forms_need_their_token_and_pages_their_permissions(furnished: Desk):
     assert chief.post(page_of(models.Traffic.objects.get()), {"count": 1}).status_code == 403
     assert stored() == before
     pages = [RULES, f"{RULES}export/", f"{RULES}import/", CLIENTS, f"{CLIENTS}open-transactions/",
-             TOPICS, IDENTITIES, QUEUES, EXCHANGES, desks.SUBSCRIPTIONS, desks.TRAFFIC,
-             desks.JOBS]  # fmt: skip
-    nobody = furnished.staff()
+             TOPICS, IDENTITIES, QUEUES, EXCHANGES, SUBSCRIPTIONS, TRAFFIC,
+             JOBS]  # fmt: skip
+    nobody = filled.staff()
     refused = {path: nobody.open(path) for path in pages}
     assert [path for path, page in refused.items() if page.status != 403] == []
-    # It says which permission is missing, and who can give it.
+    # The page names the missing permission and who can give it.
     named = re.compile("needs the permission psqlmessages.(view|add)_.* auth.change_user")
     assert [path for path, page in refused.items() if not named.search(page.text)] == []
     chief.logout()
@@ -133,7 +143,7 @@ LARGE = ("auth", "client", "topic", "queue", "subscription", "membership", "elem
 
 
 def scans(query: dict[str, Any]) -> list[str]:
-    """The large tables of which PostgreSQL reads all rows for a query, without a limit."""
+    """Return the large tables that a query reads completely."""
 
     def search(plan: dict[str, Any], is_limited: bool) -> list[str]:
         is_limited |= plan["Node Type"] == "Limit"
@@ -147,14 +157,14 @@ def scans(query: dict[str, Any]) -> list[str]:
         return search(cursor.fetchone()[0][0]["Plan"], is_limited=False)
 
 
-def test_long_lists_are_cheap(desk: Desk):
-    desk.world.rules("user1 N* Topic T* RW 10", "user1 N* Topic T RW 10")
-    desk.world.program("user1").connection.execute(
+def test_long_lists_are_cheap(admin: Admin):
+    admin.world.rules("user1 N* Topic T* RW 10", "user1 N* Topic T RW 10")
+    admin.world.program("user1").connection.execute(
         "SELECT messages.init('N' || n), messages.topic_listen('T' || n % 7),"
         " (SELECT count(*) FROM messages.subscribe('N' || n, 'T', 60))"
         " FROM generate_series(1, 100) AS n"
     )
-    desk.world.execute(
+    admin.world.execute(
         "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
         " SELECT 'user1', 'M' || n, 'Topic', 'M' || n, 'R', 9 FROM generate_series(1, 11000) n"
     )
@@ -163,16 +173,18 @@ def test_long_lists_are_cheap(desk: Desk):
         new(f"x{number}", "a", "eu", "slow")
         window(f"T{number}")
     for table in LARGE:
-        desk.world.execute(f"ANALYZE psqlmessages_{table}")
+        admin.world.execute(f"ANALYZE psqlmessages_{table}")
     for path, most, said in (
         (RULES, 12, "10000 rules The list shows the first 10000."),
         (f"{RULES}?ident=M10&role=user1", 12, "1111 rules"), (CLIENTS, 14, "100 connected nodes"),
-        (desks.SUBSCRIPTIONS, 10, "100 subscriptions"), (TOPICS, 10, "10000 topics"),
+        (SUBSCRIPTIONS, 10, "100 subscriptions"), (TOPICS, 10, "10000 topics"),
         (f"{QUEUES}?o=3", 10, "40 queues"), (EXCHANGES, 10, "60 exchanges"),
-        (f"{desks.TRAFFIC}?window_seconds=10", 16, "60 traffic"),
+        (f"{TRAFFIC}?window_seconds=10", 16, "60 traffic"),
+        ("/monitor/queues/", 10, "of 40"), ("/monitor/nodes/", 10, "of 100"),
+        ("/monitor/streams/", 10, "of 100"), ("/monitor/nodes/?q=N99", 10, "of 1"),
     ):  # fmt: skip
         with CaptureQueriesContext(connection) as queries:
-            page = desk.open(path)
+            page = admin.open(path)
         assert len(queries) <= most, path
         assert said in page.text
         assert len(page.html) < 400_000, "the filters do not list all idents"
@@ -185,7 +197,7 @@ MONITOR = (
     "", "topics/", "topics/T/", "queues/", "queues/__deadletter__/", "streams/", "nodes/",
     "nodes/A/", "exchanges/", "traffic/", "traffic/topic/?name=T",
 )  # fmt: skip
-# What is a label, a button or a heading of a page.
+# Labels, buttons and headings.
 LABEL = re.compile(
     r"<(h[12]|label|caption|legend|dt|summary|button)\b[^>]*>(.*?)</\1>"
     r"|<th scope=\"col\"(?: class=\"[^>]*)?>(.*?)</th>"
@@ -196,22 +208,22 @@ LABEL = re.compile(
 NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1", "p95"}
 
 
-def test_labels_buttons_and_headings_are_translated(furnished: Desk, monkeypatch):
-    # In this language each text stands in brackets.
+def test_labels_buttons_and_headings_are_translated(filled: Admin, monkeypatch):
+    # This translation puts each text in brackets.
     for name, chosen in (("gettext", 0), ("ngettext", 1)):
         monkeypatch.setattr(
             translation._trans, name, lambda *texts, chosen=chosen: f"[{texts[chosen]}]"
         )
     queue, exchange = Queue.objects.get(), Exchange.objects.get()
     pages = [path for path in posts() if path.endswith(("change/", "add/", "import/"))]
-    pages += [RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, desks.SUBSCRIPTIONS,
-              desks.TRAFFIC, desks.JOBS, f"{CLIENTS}open-transactions/",
+    pages += [RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, SUBSCRIPTIONS,
+              TRAFFIC, JOBS, f"{CLIENTS}open-transactions/",
               page_of(Client.objects.get()), page_of(queue, "elements"),
               page_of(exchange, "dry-run"), *(f"/monitor/{name}" for name in MONITOR)]  # fmt: skip
     untranslated = [
         (path, text)
         for path in pages
-        for groups in LABEL.findall(furnished.open(path).html)
+        for groups in LABEL.findall(filled.open(path).html)
         if (text := " ".join(re.sub(r"<[^>]*>", " ", "".join(groups[1:])).split()))
         and "[" not in text
         and "]" not in text

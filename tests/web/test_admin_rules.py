@@ -9,7 +9,7 @@ from django.db import connection
 from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth
-from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk, page_of
+from tests.web.pages import LIST_BUTTON, RULES, SURE, Admin, page_of
 
 SCRIPT = "<script>alert(1)</script>"
 BUSY = (
@@ -24,9 +24,9 @@ def modes() -> dict[str, str]:
 
 
 @pytest.fixture
-def board(desk: Desk) -> Desk:
+def board(admin: Admin) -> Admin:
     """BOARD listens to PRICES and sends to NEWS, SENDER sends to PRICES, EYE observes all."""
-    world = desk.world
+    world = admin.world
     world.rules(
         "user1 BOARD Topic PRICES RW 10", "user1 BOARD Topic NEWS W 10",
         "user2 SENDER Topic PRICES W 10", "user3 EYE Topic * O 10",
@@ -34,10 +34,10 @@ def board(desk: Desk) -> Desk:
     world.node("user1", "BOARD", listen="PRICES", notify="NEWS")
     world.node("user2", "SENDER", notify="PRICES")
     world.node("user3", "EYE", observe="PRI*")
-    return desk
+    return admin
 
 
-def test_a_change_names_the_nodes_that_it_ended_and_affects(board: Desk):
+def test_a_change_names_the_nodes_that_it_ended_and_affects(board: Admin):
     page = board.open(f"{RULES}add/")
     assert f"This site connects as {Server.owner}." in page.text
     page = board.add_rule("user1 ELSE Topic ORDERS R 10")
@@ -63,7 +63,7 @@ def test_a_change_names_the_nodes_that_it_ended_and_affects(board: Desk):
     assert UNTOUCHED in page.messages, "its connection is gone"
 
 
-def test_a_deletion_names_the_affected_nodes_before_it_is_done(board: Desk):
+def test_a_deletion_names_the_affected_nodes_before_it_is_done(board: Admin):
     name = f"\u202e{SCRIPT}"
     board.world.rules(f"user2 {name} Topic T R 10")
     board.world.node("user2", name)
@@ -83,19 +83,17 @@ def test_a_deletion_names_the_affected_nodes_before_it_is_done(board: Desk):
     assert f"\u2068{name}\u2069\u2069 is disconnected" in ended
 
 
-def test_the_history_shows_past_and_present_values(desk: Desk):
+def test_the_history_shows_past_and_present_values(admin: Admin):
     name = "N" * 100
-    desk.world.rules(f"user1 {name} Topic T R 10")
-    desk.send(desk.open_rule(ident=name), "Save", mode="RW", timeout="20")
-    page = desk.follow(desk.open_rule(ident=name), "History")
+    admin.world.rules(f"user1 {name} Topic T R 10")
+    admin.send(admin.open_rule(ident=name), "Save", mode="RW", timeout="20")
+    page = admin.follow(admin.open_rule(ident=name), "History")
     assert "Mode: R → RW; Timeout: 10 → 20" in page.text
-    page = desk.follow(desk.open_rule(ident=name), "Delete")
+    page = admin.follow(admin.open_rule(ident=name), "Delete")
     assert "No connected node is affected." in page.text
-    desk.send(page, SURE)
+    admin.send(page, SURE)
     assert LogEntry.objects.latest("pk").change_message == f"Deleted {name} (user1): RW Topic T."
 
-
-# What is odd, and what cannot mean anything
 
 ODD = {
     "nobody A Topic T R 9": "PostgreSQL has no role nobody: the rule has no effect",
@@ -119,78 +117,78 @@ REFUSED = {
 }
 
 
-def test_suspicious_values_are_saved_with_a_warning(desk: Desk):
-    silent = [rule for rule in ODD if ODD[rule] not in " ".join(desk.add_rule(rule).messages)]
+def test_suspicious_values_are_saved_with_a_warning(admin: Admin):
+    silent = [rule for rule in ODD if ODD[rule] not in " ".join(admin.add_rule(rule).messages)]
     assert silent == []
-    page = desk.add_rule("user1 A Topic T R 9", dest="T ")
+    page = admin.add_rule("user1 A Topic T R 9", dest="T ")
     blank = "The destination “T ” begins or ends with a space, which is part of the name."
     assert blank in page.messages
     assert Auth.objects.filter(dest="T ").exists()
     assert Auth.objects.count() == len(ODD) + 1
     for ordinary in ("user1 A Queue Q RW 9", "user1 A* Topic T.* R 9"):
-        assert desk.add_rule(ordinary).messages[1:] == [UNTOUCHED]
+        assert admin.add_rule(ordinary).messages[1:] == [UNTOUCHED]
 
 
-def test_meaningless_options_are_refused(desk: Desk):
-    desk.world.rules("user1 TAKEN Topic T R 9", "user1 ASKER Rpc B W 9")
-    answers = {rule: desk.add_rule(rule).errors for rule in REFUSED}
+def test_meaningless_options_are_refused(admin: Admin):
+    admin.world.rules("user1 TAKEN Topic T R 9", "user1 ASKER Rpc B W 9")
+    answers = {rule: admin.add_rule(rule).errors for rule in REFUSED}
     assert answers == {rule: [text] for rule, text in REFUSED.items()}
-    assert desk.add_rule("user1 A Topic T R 9", ident="").errors == ["This field is required."]
+    assert admin.add_rule("user1 A Topic T R 9", ident="").errors == ["This field is required."]
     rpc, topic = Auth.objects.get(type="Rpc").pk, Auth.objects.get(type="Topic").pk
-    page = desk.edit_list(desk.open(RULES), {rpc: {"mode": "RW"}, topic: {"timeout": "20"}})
+    page = admin.edit_list(admin.open(RULES), {rpc: {"mode": "RW"}, topic: {"timeout": "20"}})
     assert page.errors == [NOT_FOR_RPC.format("RW")]
     assert Auth.objects.get(type="Topic").timeout == 9, "all or nothing"
     assert Auth.objects.count() == 2
 
 
-def test_a_save_that_times_out_keeps_the_input(desk: Desk, monkeypatch):
-    desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
+def test_a_save_that_times_out_keeps_the_input(admin: Admin, monkeypatch):
+    admin.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
     waits, lock_rules = count(), base.lock_rules
     monkeypatch.setattr(base, "lock_rules", lambda: (next(waits), lock_rules()))
-    form, listed = desk.open_rule(ident="A"), desk.open(RULES)
-    asked = desk.follow(form, "Delete")
+    form, listed = admin.open_rule(ident="A"), admin.open(RULES)
+    asked = admin.follow(form, "Delete")
     keys = list(Auth.objects.values_list("pk", flat=True))
-    selected = desk.act(RULES, "delete_selected", keys[0])
+    selected = admin.act(RULES, "delete_selected", keys[0])
     # Another administrator has not committed.
-    sitter = desk.world.program().connection
+    sitter = admin.world.program().connection
     with sitter.transaction(force_rollback=True), connection.cursor() as cursor:
         sitter.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
         cursor.execute("SET lock_timeout = '50ms'")
-        form = desk.send(form, "Save", mode="W", timeout="77")
+        form = admin.send(form, "Save", mode="W", timeout="77")
         assert (form.status, form.errors, next(waits)) == (200, [BUSY], 1)
         assert form.form("Save").values["timeout"] == ["77"]
-        listed = desk.edit_list(listed, {key: {"mode": "W"} for key in keys})
+        listed = admin.edit_list(listed, {key: {"mode": "W"} for key in keys})
         assert (listed.errors, next(waits)) == ([BUSY, BUSY], 3), "it waits once for all rows"
         for question in (asked, selected):
-            page = desk.send(question, SURE)
+            page = admin.send(question, SURE)
             assert (page.status, page.messages) == (200, [BUSY])
         cursor.execute("RESET lock_timeout")
     assert modes() == {"A": "R", "B": "R"}
     assert not LogEntry.objects.exists(), "nothing was done, so the history says nothing"
-    desk.send(listed, LIST_BUTTON)
+    admin.send(listed, LIST_BUTTON)
     assert modes() == {"A": "W", "B": "W"}
 
 
-def test_changes_of_another_user_are_not_overwritten(desk: Desk):
-    desk.world.rules("user1 A Topic T RW 9", "user1 B Topic T RW 9")
-    page, listed = desk.open_rule(ident="A"), desk.open(RULES)
+def test_changes_of_another_user_are_not_overwritten(admin: Admin):
+    admin.world.rules("user1 A Topic T RW 9", "user1 B Topic T RW 9")
+    page, listed = admin.open_rule(ident="A"), admin.open(RULES)
     Auth.objects.filter(ident="A").update(mode="W")
-    (error,) = desk.send(page, "Save", timeout="20").errors
+    (error,) = admin.send(page, "Save", timeout="20").errors
     assert error.startswith("Somebody else changed this rule: Mode is now W.")
-    desk.edit_list(listed, {Auth.objects.get(ident="B").pk: {"timeout": "20"}})
+    admin.edit_list(listed, {Auth.objects.get(ident="B").pk: {"timeout": "20"}})
     assert modes() == {"A": "W", "B": "RW"}, "the list gives back no right that was revoked"
     assert Auth.objects.get(ident="B").timeout == 20
-    page, listed = desk.open_rule(ident="A"), desk.open(RULES)
+    page, listed = admin.open_rule(ident="A"), admin.open(RULES)
     key = Auth.objects.get(ident="A").pk
     Auth.objects.filter(ident="A").delete()
-    assert "exist. Perhaps it was deleted?" in desk.send(page, "Save", timeout="20").text
-    desk.edit_list(listed, {key: {"timeout": "20"}})
+    assert "exist. Perhaps it was deleted?" in admin.send(page, "Save", timeout="20").text
+    admin.edit_list(listed, {key: {"timeout": "20"}})
     assert list(modes()) == ["B"]
 
 
-def test_a_change_during_a_save_is_not_overwritten(desk: Desk, monkeypatch):
-    desk.world.rules("user1 A Topic T RW 9")
-    other, listed = desk.world.owner.connection, desk.open(RULES)
+def test_a_change_during_a_save_is_not_overwritten(admin: Admin, monkeypatch):
+    admin.world.rules("user1 A Topic T RW 9")
+    other, listed = admin.world.owner.connection, admin.open(RULES)
     lock_rules, acts = base.lock_rules, ["UPDATE messages.auth SET ident = 'B'"]
 
     def act_and_lock() -> None:
@@ -198,11 +196,11 @@ def test_a_change_during_a_save_is_not_overwritten(desk: Desk, monkeypatch):
             other.execute(acts.pop())
         lock_rules()
 
-    # Between the look at a rule and the lock of all others.
+    # After the rule was read, and before all rules are locked.
     monkeypatch.setattr(base, "lock_rules", act_and_lock)
-    desk.edit_list(listed, {Auth.objects.get().pk: {"timeout": "20"}})
+    admin.edit_list(listed, {Auth.objects.get().pk: {"timeout": "20"}})
     assert list(Auth.objects.values_list("ident", "timeout")) == [("B", 20)]
-    page = desk.open_rule(ident="B")
+    page = admin.open_rule(ident="B")
     acts.append("DELETE FROM messages.auth")
-    assert desk.send(page, "Save", timeout="30").errors == ["Somebody else deleted this rule."]
+    assert admin.send(page, "Save", timeout="30").errors == ["Somebody else deleted this rule."]
     assert not Auth.objects.exists()

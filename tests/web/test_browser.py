@@ -35,10 +35,11 @@ from psqlmessages.models import (
     WebIdentity,
 )
 from tests.conftest import TestedServer
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
 from tests.web import test_now
 from tests.web.browser import AWAY, CURRENT, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
-from tests.web.desks import (
+from tests.web.measured import HOSTILE, count, job, report, window
+from tests.web.pages import (
     CLIENTS,
     EXCHANGES,
     IDENTITIES,
@@ -49,14 +50,9 @@ from tests.web.desks import (
     TOPICS,
     page_of,
 )
-from tests.web.measured import HOSTILE, count, job, report, window
 from tests.web.site import Site
 from tests.web.test_admin_exchanges import new
 from tests.web.test_relay_bounds import database_away
-from tests.web.test_stream_pages import reader, set_read
-
-# A fixture is found here by its name.
-__all__ = ["reader"]
 
 TRAFFIC = "/monitor/traffic/"
 ENTRIES = ("/monitor/", "/monitor/topics/", "/monitor/exchanges/")
@@ -65,7 +61,7 @@ NARROW = {"width": 400, "height": 800}
 
 @pytest.fixture(autouse=True)
 def chief(site: Site) -> Iterator[User]:
-    """An administrator, and nothing counted."""
+    """A superuser, and no counts of earlier tests."""
     models = Traffic, PipelineJob, HistoryPeriod, TopicMinute
     for model in models:
         model.objects.all().delete()
@@ -128,7 +124,6 @@ def test_the_monitor_shows_effects_of_rules_nodes_and_messages(visitors: Visitor
     expect(admin.locator(".messagelist")).to_contain_text("LISTENER no longer listens to")
     expect(listeners(page)).to_have_count(0)
     expect(topic.get_by_text("No node listens now.")).to_be_visible()
-    # The rules about the topic are as live.
     rule = topic.locator("[data-fragment=rules]").get_by_role("row").filter(has_text="LISTENER")
     expect(rule).to_contain_text("W (send)")
 
@@ -206,10 +201,10 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     expect(page.locator(".edge.copy.cycle")).to_have_count(2)
     expect(page.locator("#exchanges tr").filter(has_text="sort")).to_contain_text("1 process")
     expect(page.locator("#no-runner")).to_be_hidden()
-    # The first sample tells no rate yet: a frame more does.
+    # A rate needs two samples.
     with page.expect_response("**/figures/"):
         ExchangeCount.objects.update(count=F("count") + 100)
-    # In the same moment: after ten seconds nothing happens any more.
+    # All at the same moment: the rate lasts ten seconds.
     until(
         page,
         """document.querySelectorAll(".edge.copy.busy").length === 2
@@ -248,7 +243,6 @@ def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, world: 
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_text("Paused.")).to_be_visible()
     expect(page.get_by_text("The queue is paused")).to_be_visible()
-    # The box works by the script that makes the page live.
     expect(page.locator(LIVE)).to_be_visible()
     page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name="Delete…").click()
@@ -257,49 +251,20 @@ def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, world: 
     expect(page.locator("dd").first).to_have_text("0")
 
 
-def test_a_silent_reader_is_reset(visitors: Visitors, reader: Program, world: World):
-    world.rule("user1", HOSTILE, "Topic", "S", "R", 60)
-    reader.read(HOSTILE, "S", 600)
-    page = live(visitors("chief", viewport=NARROW), "/monitor/streams/")
-    row = page.get_by_role("row").filter(has_text="READER")
-    expect(row).to_contain_text("alive")
-    set_read(90)
-    expect(row).to_contain_text("silent since")
-    assert too_wide(page) == []
-    row.get_by_role("link", name="S", exact=True).click()
-    expect(page.locator(LIVE)).to_be_visible()
-    item = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="READER"))
-    # One line, or several with gaps if samples were late.
-    expect(item.locator("polyline")).not_to_have_count(0)
-    item.get_by_text("Actions").click()
-    world.program("user2").ok("publish", "WRITER", "S", "4")
-    expect(item).to_contain_text("4")
-    assert too_wide(page) == []
-    item.get_by_role("button", name="Skip to the end").click()
-    expect(page.locator("main")).to_contain_text("will skip 4 messages of")
-    page.get_by_role("button", name="Reset the position").click()
-    expect(page.get_by_role("status").first).to_contain_text("4 messages are skipped")
-    item.get_by_role("link", name="READER").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("READER")
-    expect(page.locator("main")).to_contain_text("connected")
-    world.kill(reader)
-    # Whoever does housekeeping next removes it.
-    expect(page.locator("main")).to_contain_text(re.compile("connection lost|not connected"))
-    assert too_wide(page) == []
-
-
-# The steps of the filled areas of messages: one for each window, and one for the base.
+# The numbers of steps of the filled areas: one for each window, and one for the base.
 AREAS = """[...document.querySelectorAll("#rates .area[fill='var(--accent)']")]
     .map((area) => area.getAttribute("d").split("V").length - 1).join()"""
 
 
 # How to make it, the problem on the first page, and words of the page behind it.
 FAULTS = (
-    (test_now.paused, "The queue “orders” is paused", "orders"),
-    (test_now.blocked, "The exchange “sort it” is blocked", "INSERT INTO messages.auth"),
-    (test_now.waiting, "no consumer takes elements", "<b>"),
+    (lambda world: test_now.push(world, "orders", is_paused=True),
+     "The queue “orders” is paused", "orders"),
+    (lambda _: test_now.exchange("default: INSERT INTO messages.auth …;"),
+     "The exchange “sort it” is blocked", "INSERT INTO messages.auth"),
+    (lambda world: test_now.push(world, test_now.HOSTILE, 7), "no consumer takes elements", "<b>"),
     (test_now.slow_reader, "“SUB” reads the stream “T” too slowly", "SUB"),
-)
+)  # fmt: skip
 
 
 def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visitors, world: World):
@@ -307,7 +272,6 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
     world.rule("user1", "W", "Queue", "*", "RW", 60)
     for make, words, _ in FAULTS:
         make(world)
-        # It appears without a reload.
         expect(page.get_by_role("link", name=words)).to_be_visible()
     assert too_wide(page) == []
     for _, words, behind in FAULTS:
@@ -316,7 +280,6 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
         expect(
             page.get_by_role("main").get_by_text(behind).locator("visible=true").first
         ).to_be_visible()
-    # What is mended disappears.
     page.goto("/monitor/")
     Queue.objects.update(is_paused=False)
     expect(page.get_by_text("The queue “orders” is paused")).to_have_count(0)
@@ -347,7 +310,7 @@ def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors
     assert page.locator("main script").count() == 0
     expect(page.locator("#shares .plot")).to_be_visible()
     expect(page.locator("#rates .plot")).to_be_visible()
-    # Known from the oldest window to the newest, of any topic: 31 of them, and the end.
+    # The 31 windows from the oldest to the newest of any topic, and the end.
     until(page, f"{AREAS} === '32'")
     expect(page.locator("#rates-note")).to_contain_text("later messages are not counted")
 
@@ -451,7 +414,7 @@ def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, w
     expect(ann.get_by_role("button", name="Send")).to_be_disabled()
 
 
-def furnish(site: Site, world: World) -> tuple[list[str], list[str]]:
+def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     """Make one of everything, with a hostile name; return the addresses of all pages.
 
     Those of the second list have the same templates as some of the first.
@@ -493,16 +456,17 @@ def furnish(site: Site, world: World) -> tuple[list[str], list[str]]:
           for each in ("", f"{name}/")),
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
         f"/monitor/stored/?topic={name}",
-        "/admin/auth/user/", "/admin/auth/user/add/", "/admin/password_change/",
+        "/admin/auth/user/", "/admin/password_change/",
         RULES, f"{RULES}import/", f"{RULES}?ident={HOSTILE[:1]}",
-        *(page_of(each) for each in (rule, topic, queue, exchange, client, subscription, traffic)),
+        *(page_of(each) for each in (rule, topic, queue, exchange, client)),
         page_of(rule, "history"), page_of(rule, "delete"), page_of(exchange, "dry-run"),
-        page_of(dead, "elements"), CLIENTS, f"{CLIENTS}open-transactions/", TOPICS, IDENTITIES,
-        f"{IDENTITIES}add/", EXCHANGES, QUEUES, SUBSCRIPTIONS, JOBS,
-        "/admin/psqlmessages/traffic/",
+        page_of(dead, "elements"), CLIENTS, f"{CLIENTS}open-transactions/", QUEUES,
     ]  # fmt: skip
     more = [
-        f"{RULES}add/", f"{RULES}?q=-", page_of(queue, "elements"), f"{EXCHANGES}add/",
+        TOPICS, IDENTITIES, f"{IDENTITIES}add/", EXCHANGES, SUBSCRIPTIONS, JOBS,
+        "/admin/psqlmessages/traffic/", "/admin/auth/user/add/", page_of(subscription),
+        page_of(traffic), f"{RULES}add/", f"{RULES}?q=-", page_of(queue, "elements"),
+        f"{EXCHANGES}add/",
         *(page_of(each, "history") for each in (topic, queue, exchange)),
         page_of(exchange, "delete"), f"{IDENTITIES}{identity}/change/", f"{QUEUES}add/",
         "/admin/psqlmessages/",
@@ -510,7 +474,7 @@ def furnish(site: Site, world: World) -> tuple[list[str], list[str]]:
     return pages, more
 
 
-# What axe finds that keeps some people from using a page.
+# Violations of accessibility that axe finds.
 VIOLATIONS = """async ([scheme, options]) => {
     const media = matchMedia(`(prefers-color-scheme: ${scheme})`);
     // Swagger UI follows the scheme by a class.
@@ -531,7 +495,7 @@ VIOLATIONS = """async ([scheme, options]) => {
 
 def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, list[Any]]:
     """Return the faults of each page: found by axe, too wide, wrong colors, markup in a name."""
-    # Pages ask as seldom as in production, and the browser may keep their files.
+    # Pages poll as in production, and the browser may cache files.
     page.context.unroute_all()
     faults: dict[str, list[Any]] = {}
     for address in addresses:
@@ -560,35 +524,34 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
 
 
 @pytest.fixture
-def hearing(visitors: Visitors) -> Page:
+def silent_page(visitors: Visitors) -> Page:
     """An empty page, in which no dialog may open."""
     page = visitors("chief")
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
     return page
 
 
-def test_pages_are_accessible_and_show_names_as_text(site: Site, hearing: Page, world: World):
-    assert find_faults(hearing, furnish(site, world)[0], "light") == {}
+def test_pages_are_accessible_and_show_names_as_text(site: Site, silent_page: Page, world: World):
+    assert find_faults(silent_page, create_all(site, world)[0], "light") == {}
 
 
-# The contrast in the dark, and pages of the same templates with other data, take minutes.
 @pytest.mark.nightly
-def test_more_pages_are_accessible_also_in_the_dark(site: Site, hearing: Page, world: World):
-    pages, more = furnish(site, world)
-    assert find_faults(hearing, pages + more, "dark", "light") == {}
+def test_more_pages_are_accessible_also_in_the_dark(site: Site, silent_page: Page, world: World):
+    pages, more = create_all(site, world)
+    assert find_faults(silent_page, pages + more, "dark", "light") == {}
 
 
 def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     site: Site, visitors: Visitors, world: World, server: TestedServer
 ):
     visitors.expect(f"{AWAY}|503 at")
-    looker = site.user("looker", is_staff=True, permissions=["psqlmessages.view_monitor"])
+    viewer = site.user("viewer", is_staff=True, permissions=["psqlmessages.view_monitor"])
     world.rules(MONITOR_RULE, "user1 SENDER Topic T RW 60")
-    # One page of each script that reads again.
+    # One page of each script that reconnects.
     pages = {
-        live(visitors("looker"), "/monitor/topics/"): "reconnects automatically",
-        live(visitors("looker"), "/monitor/exchanges/"): "retries automatically",
-        live(visitors("looker"), "/monitor/"): "retries automatically",
+        live(visitors("viewer"), "/monitor/topics/"): "reconnects automatically",
+        live(visitors("viewer"), "/monitor/exchanges/"): "retries automatically",
+        live(visitors("viewer"), "/monitor/"): "retries automatically",
     }
     topics = next(iter(pages))
     queue, sent = visitors("chief"), visitors("chief")
@@ -608,7 +571,6 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
         expect(queue.locator("[data-liveness]")).to_contain_text("Not live")
         until(sent, "document.querySelector('section[data-topic].stale') !== null")
         shown = rate.inner_text()
-        # The rate does not fall while nothing can arrive.
         for _ in range(3):
             opened.value.wait_for_event("framereceived")
         assert rate.inner_text() == shown
@@ -626,13 +588,10 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
         expect(page.locator(LIVE)).to_be_visible()
         expect(page.locator("#banner")).to_be_hidden()
         until(page, "!document.documentElement.classList.contains('stale')")
-    looker.user_permissions.clear()
+    viewer.user_permissions.clear()
     for page in pages:
         expect(page.locator("#banner")).to_contain_text("no longer have permission")
         expect(page.get_by_role("link", name="Log in again")).to_be_visible()
-
-
-# The journeys above visit each of these pages every day.
 
 
 @pytest.mark.nightly
@@ -669,10 +628,9 @@ def test_a_session_that_holds_the_queue_back_is_named_live(visitors: Visitors, w
     page = live(visitors("chief"), "/monitor/topics/")
     card = page.locator("#health > div").filter(has_text="Notification queue")
     expect(card).to_contain_text("no session holds it back")
-    # Of the role as which Django connects: what others do it may not see.
+    # Django's role may see its own sessions only.
     with psycopg.connect(world.server.url(), autocommit=True) as holder:
         holder.execute("SELECT messages.init('HOLDER')")
-        # The page is to tell after ten seconds.
         holder.execute("BEGIN")
         expect(card).to_contain_text(f"held back by pid {holder.info.backend_pid} (")
         expect(card).to_contain_text("idle in transaction for")
@@ -697,7 +655,6 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
     expect(page.locator(".edge.highlighted")).to_have_count(3)
     Element.objects.create(queue=queue, body="x")
     expect(page.get_by_role("link", name="Queue orders: 1 elements")).to_be_visible()
-    # A new exchange moves everything.
     new("more", "eu", "far")
     expect(page.locator('[data-node^="x "]')).to_have_count(2)
     expect(node).to_be_focused()

@@ -26,25 +26,21 @@ from tests.web.sockets import Visitor, Watcher
 
 FAULT = "connections are forgotten"
 RULES = (*RELAY_RULES, MONITOR_RULE, f"{Server.owner} web.* Queue orders RW 60")
-# Where it is measured, the defaults hold.
+# In the full size, the site has the default settings.
 CUT_SECONDS = size(1, 15)
 QUICK = {"ANSWER_SECONDS": 1, "STOP_SECONDS": 3}
 MESSAGES = {"NODE": "example", "METRICS": True} | (QUICK if size(1, 0) else {})
 BACK_SECONDS = 60
 END_SECONDS = 10
-# What a busy machine may add.
+# Time for a busy machine.
 GRACE = 5
 
 
 @pytest.fixture
 def far_site(
-    server: TestedServer,
-    world: World,
-    proxy: Proxy,
-    tmp_path: Path,
-    django_db_blocker,
+    server: TestedServer, world: World, proxy: Proxy, tmp_path: Path, django_db_blocker
 ) -> Iterator[Site]:
-    """A site behind a network that can forget its connections."""
+    """A site that reaches PostgreSQL through a proxy."""
     world.rules(*RULES)
     kept = ("ENGINE", "NAME", "USER", "PASSWORD", "OPTIONS")
     far = {key: settings.DATABASES["default"][key] for key in kept}
@@ -65,7 +61,7 @@ AWAY = (OSError, TimeoutError, WebSocketException, AssertionError)
 
 
 class Uses:
-    """What visitors of a site do with its connections to PostgreSQL: each says whether it works."""
+    """The uses of a site that need PostgreSQL; each method returns whether one works."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -116,7 +112,7 @@ WAYS = ("rest", "websocket", "monitor", "page", "healthz", "metrics")
 
 
 def until_used(uses: Uses, way: str, since: float) -> float:
-    """Seconds since the cut until it works."""
+    """Return the seconds until it works."""
     wait_until(getattr(uses, way))
     return monotonic() - since
 
@@ -134,7 +130,7 @@ def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy):
         proxy.forget()
         unsaid = 0
         while not all(future.done() for future in back.values()):
-            # A process whose API is out of order is not well.
+            # While the API fails, /healthz must fail too.
             unsaid += (uses.rest(), uses.healthz(), uses.rest()) == (False, True, False)
         took = {way: future.result() for way, future in back.items()}
     watcher.close()
@@ -154,7 +150,6 @@ def test_it_ends_in_time_despite_hung_connections(far_site: Site, proxy: Proxy):
     assert process is not None
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(getattr(uses, way)) for way in ("page", "rest", "healthz")]
-        # Until somebody waits in vain.
         asked[2].result()
         process.terminate()
         began = monotonic()

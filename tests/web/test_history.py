@@ -16,7 +16,7 @@ from psqlmessages.monitor.minute_writer import LOCK_IDS, MinuteWriter
 from psqlmessages.orm import direct_dsn
 from tests.sql.conftest import World
 from tests.web.browser import MONITOR_RULE
-from tests.web.desks import visitor
+from tests.web.pages import logged_in
 
 HISTORY = "/monitor/history/"
 LSN = "SELECT pg_current_wal_insert_lsn()::text"
@@ -26,7 +26,7 @@ LSN = "SELECT pg_current_wal_insert_lsn()::text"
 def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     monkeypatch.setattr(minute_writer, "_MAX_DELAY_SECONDS", 1e9)
     settings.PSQLMESSAGES = {"NODE": "example"}
-    # A command of an earlier test that still runs may write.
+    # End commands of earlier tests, which may write.
     database.superuser().execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks"
         " WHERE locktype = 'advisory' AND classid = %s AND granted",
@@ -39,7 +39,7 @@ def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
 
 @pytest.fixture
 def now() -> int:
-    """The begin of this minute."""
+    """The start of this minute."""
     return int(time.time()) // 60 * 60
 
 
@@ -55,7 +55,7 @@ def read(client: Client, **query: Any) -> dict[str, Any]:
 
 
 async def start(connection: AsyncConnection) -> MinuteWriter:
-    """Make a writer that has the lock and has observed for long."""
+    """Return a writer that has the lock and has observed for a long time."""
     writer = MinuteWriter()
     await connection.execute("SELECT pg_advisory_lock(%s, %s)", LOCK_IDS)
     await writer._topics.observe()
@@ -73,11 +73,11 @@ def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
     database.node("user2", "L", listen="T")
     sender, worker = database.node("user1", "S", notify="T"), database.program("user1")
     worker.ok("push_many", "W", "jobs", ["x"] * 3)
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     with asyncio.Runner() as runner:
         connection = runner.run(AsyncConnection.connect(direct_dsn(), autocommit=True))
         writer = runner.run(start(connection))
-        # The first minute began before the writer: it is not known what happened in it.
+        # The first minute began before the writer, so it has no counts.
         runner.run(writer.write_minute(connection, now - 300))
         assert list(QueueMinute.objects.values_list("queue", "puts", "backlog")) == [("jobs", 0, 3)]
         sender.ok("topic_send_many", "T", ["body"] * 10)
@@ -88,7 +88,7 @@ def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
         while writer._topics._counts.get("T") != [10, 40]:
             runner.run(asyncio.sleep(0.01))
         runner.run(writer.write_minute(connection, now - 240))
-        # Other sessions of the server write now and then.
+        # Repeat, because other sessions may write.
         for _ in range(10):
             rows, lsn = QueueMinute.objects.count(), database.owner.query(LSN)
             runner.run(writer.write_minute(connection, now - 120))
@@ -97,7 +97,9 @@ def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
         else:
             pytest.fail("idle minutes write WAL")
         alive = [read(client, topic="T"), read(client, queue="jobs")]
-        # The connection is lost without a word, and a later writer takes over.
+        wrong = "", "topic=T&queue=Q", "topic=T&seconds=5", "topic=", "topic=T&x=1", "topic=A%00"
+        assert {client.get(f"{HISTORY}?{query}").status_code for query in wrong} == {400}
+        # The connection is lost.
         runner.run(writer._topics.close())
         runner.run(connection.close())
         crashed = [read(client, topic="T"), read(client, queue="jobs")]
@@ -109,19 +111,5 @@ def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
     (topic_start, topic_end), (queue_start, queue_end) = (each["periods"][0] for each in alive)
     assert (topic_start, queue_start) == (now - 360, now - 300)
     assert topic_end == queue_end >= now
-    # Nobody knows how long it lived after its last row.
+    # The period ends with the last row.
     assert [each["periods"][0][1] for each in crashed] == [now - 240] * 2
-
-
-def test_odd_requests_are_refused():
-    client = visitor("view_monitor")
-    for query in (
-        "",
-        "topic=T&queue=Q",
-        "topic=T&seconds=5",
-        "topic=",
-        "topic=T&x=1",
-        "topic=A%00",
-    ):
-        assert client.get(f"{HISTORY}?{query}").status_code == 400, query
-    assert Client().get(f"{HISTORY}?topic=T").status_code == 401

@@ -17,7 +17,7 @@ MANY = 25
 
 @pytest.fixture
 def dsn(world: World) -> str:
-    """The address of the hub's role, whose nodes are A*, and observers O*; OUT is of another."""
+    """The DSN of the hub's role with nodes A* and observers O*; OUT has another role."""
     world.rules(
         "user1 A* Topic T* RW 60", "user1 A* Topic U R 60", "user1 B* Topic V RW 60",
         "user1 C1 Topic C R 1", "user1 D1 Topic T R 60", "user1 D1 Topic W W 60",
@@ -101,7 +101,7 @@ async def test_a_body_is_fetched_once_and_nothing_overtakes_it(hub: Hub, out: Pr
         assert {"Dkey", "Err"}.isdisjoint(frame.header)
         assert (await box.message()).body == "small"
     assert hub.counters.fetched == 1
-    # A full inbox does not stop what empties it.
+    # Large bodies are fetched although the inbox is full.
     bodies = [f"{number} {BIG}" for number in range(100)]
     out.ok("topic_send_many", "T", bodies)
     for body in bodies:
@@ -111,7 +111,7 @@ async def test_a_body_is_fetched_once_and_nothing_overtakes_it(hub: Hub, out: Pr
 @in_loop
 async def test_a_body_is_fetched_by_a_node_that_still_may(world: World, hub: Hub, out: Program):
     revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
-    # Both before the hub reads either: nothing here gives way to it.
+    # The hub reads nothing in between, because nothing is awaited.
     out.ok("topic_send", "T", BIG)
     world.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
     assert (await box.message()).body == BIG

@@ -54,7 +54,7 @@ async def test_all_nodes_return_and_get_events(world: World, hub: Hub):
     out.ok("topic_send", "T", "again")
     for box in boxes:
         assert (await box.message()).body == "again"
-        # Nodes that return together do not hear of each other's earlier end.
+        # They receive no events about the end of each other.
         after = box.events[box.events.index("connection_lost") :]
         assert not [text for text in after if text.startswith(("crash", "topic_un"))]
     out.ok("topic_listen", "T.1")
@@ -87,7 +87,7 @@ async def test_rights_revoked_during_an_outage_are_reported_and_others_restored(
     out.ok("topic_send", "U", "x")
     assert (await a1.message("U")).body == "x"
     assert a2.bodies == o1.bodies == []
-    # A topic that was revoked before is not asked for again; one begun anew is.
+    # The next reconnect does not restore a revoked topic, but one that was joined later.
     world.rules("user1 A* Topic T* RW 60")
     await ok(hub.run("A2", a2, "topic_listen", "T"))
     kill(world)
@@ -100,7 +100,7 @@ async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hu
     stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
     kill(world)
     leaving = asyncio.create_task(hub.leave(leaves))
-    # Which connection it ran on it cannot know; the node is gone in either case.
+    # Whether the call was sent is unknown; the node is gone in either case.
     assert (await hub.deinit("A3", ends))["Err"] in ("0", "59")
     await leaving
     await back(stays)
@@ -112,7 +112,7 @@ async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hu
 async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: Hub):
     boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
     kill(world)
-    # One name is taken meanwhile, the other fails in the server.
+    # A1 is taken, and A7 fails.
     thief = world.node("user1", "A1")
     with refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
         await back(*boxes)
@@ -130,7 +130,7 @@ async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: 
 
 @in_loop
 async def test_a_call_cut_off_is_answered(world: World, hub: Hub, monkeypatch):
-    # It waits for the lock until the connection breaks, however late that is.
+    # The call waits for the lock until the connection is lost.
     monkeypatch.setattr(LockWaitBudget, "timeout_seconds", lambda *_: 60.0)
     a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
     with world.owner.connection.transaction():
@@ -147,11 +147,7 @@ async def test_a_call_cut_off_is_answered(world: World, hub: Hub, monkeypatch):
 
 
 def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
-    transactional_db: None,
-    settings: Settings,
-    world: World,
-    dsn: str,
-    monkeypatch,
+    transactional_db: None, settings: Settings, world: World, dsn: str, monkeypatch
 ):
     """Warnings are errors here: no connection is left open, and no task is pending."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
@@ -183,7 +179,7 @@ async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn:
         for turn in range(2):
             await hub.leave(await joined(hub, "A1", "T"))
             if turn:
-                # Used again in time, it stays connected, and waits the whole time afterwards.
+                # A hub that is used in time stays connected, and the timeout starts again.
                 box = await joined(hub, "A1", "T")
                 await asyncio.sleep(0.4)
                 assert hub.is_connected
@@ -197,7 +193,7 @@ async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn:
 
 @pytest.fixture
 def waits(monkeypatch) -> list[float]:
-    """How long each wait in vain was, during which the whole session stood still."""
+    """The duration of each lock wait that timed out."""
     waits: list[float] = []
     waited = LockWaitBudget.record_timeout
 
@@ -217,7 +213,7 @@ def holder(world: World, dsn: str) -> Program:
 
 @contextmanager
 def held(holder: Program) -> Iterator[None]:
-    """Sit in a transaction that has called topic_listen."""
+    """Hold the topic T in a transaction that has called topic_listen."""
     with holder.connection.transaction():
         holder.ok("topic_listen", "T")
         yield
@@ -230,13 +226,13 @@ async def talker(hub: Hub) -> Box:
 
 
 async def passes(hub: Hub, box: Box) -> None:
-    """See that A1 still gets what it sends."""
+    """Check that A1 still receives what it sends."""
     await ok(hub.run("A1", box, "topic_send", "U", "meanwhile"))
     assert (await box.message("U")).body == "meanwhile"
 
 
 async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
-    """Ask as a page does that tries on while it is answered with 56."""
+    """Repeat a call while it is answered with error 56, as pages do."""
     async with asyncio.timeout(60):
         while (answer := await ask())["Err"] == "56":
             pass
@@ -286,7 +282,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     holder.ok("topic_send", "T", "again")
     assert (await boxes[1].message()).body == "again"
     assert len(waits) > MANY
-    # All of them wait together once, as the session returns.
+    # The restoration waits once for all of them.
     most = gateway._RESTORE_SECONDS + MANY * MAX_LOCK_WAIT_SECONDS / 4
     assert sum(waits) < most < MANY * MAX_LOCK_WAIT_SECONDS / 2
 
@@ -295,7 +291,6 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
 async def test_a_join_that_fails_as_a_session_returns_is_to_be_tried_again(world: World, hub: Hub):
     a1 = await joined(hub, "A1", "U", "T")
     await joined(hub, "A2", "T")
-    # Somebody joins between the end of the earlier session and the return.
     with refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
         kill(world)
         await back(a1)

@@ -69,7 +69,7 @@ def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: 
 
 
 def test_figures_that_are_not_known_are_left_out(settings: Settings, client: Client, monkeypatch):
-    # The first does not answer, another has no schema, and a role may not read the last.
+    # One database does not answer, one has no schema, and one may not be read.
     answers = {"default": None, "eu": [[(False,)], *[None] * 4], "us": [[(True,)], *[None] * 4]}
     found = list(metrics.MetricsCollector(answers).collect_database())
     known = [sample for family in found for sample in family.samples]
@@ -77,7 +77,6 @@ def test_figures_that_are_not_known_are_left_out(settings: Settings, client: Cli
         ("psqlmessages_database_up", {"namespace": "default"}, 0),
         ("psqlmessages_database_up", {"namespace": "us"}, 1),
     ]
-    # A package that is missing is named.
     settings.PSQLMESSAGES = METRICS
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     answer = client.get("/metrics")
@@ -129,7 +128,6 @@ def samples(site: Site, namespace: str = "default") -> dict[tuple[str, ...], flo
 
 
 def test_the_busiest_queues_have_metrics_of_sizes_and_counters(counting: Site, world: World):
-    # Names do not break the format.
     name = '<script>alert(1)</script>"}} 1\nx{{a="\\'
     world.rule("user1", "W", "Queue", "*", "RW", 60)
     worker = world.program("user1")
@@ -187,7 +185,7 @@ async def ask(method: str = "get") -> HttpResponse:
 
 @in_loop
 async def test_it_answers_though_postgresql_does_not(server: TestedServer, monkeypatch):
-    # A database that takes connections and never says a word.
+    # A database that accepts connections and never answers.
     with socket.create_server(("127.0.0.1", 0)) as stalled:
         stalled.setblocking(False)
         address = f"host=127.0.0.1 port={stalled.getsockname()[1]}"
@@ -200,7 +198,6 @@ async def test_it_answers_though_postgresql_does_not(server: TestedServer, monke
         stalled.accept()[0].close()
         with pytest.raises(BlockingIOError):
             stalled.accept()
-    # It is ok again when the database answers.
     monkeypatch.setattr(queries, "database_dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     answer = await ask()
@@ -211,7 +208,7 @@ async def test_it_answers_though_postgresql_does_not(server: TestedServer, monke
 
 @in_loop
 async def test_it_names_the_broken_part(server: TestedServer, monkeypatch):
-    """The database answers new connections, but nobody finds out who a visitor is."""
+    """The database answers new connections, but queries for users hang."""
     monkeypatch.setattr(queries, "database_dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(revalidation, "SLOW_QUERY_SECONDS", 0.0)

@@ -31,8 +31,8 @@ def node(settings: Settings, world: World) -> None:
     world.rules(MONITOR_RULE)
 
 
-class Stage:
-    """An observer of its own, and a viewer that reads at once."""
+class Monitor:
+    """An observer with its own hub, and viewers that read immediately."""
 
     def __init__(self, url: str) -> None:
         self.hub = Hub(url)
@@ -44,9 +44,9 @@ class Stage:
         self._came = asyncio.Event()
 
     def look(self, topic: str | None = None, *, reads: bool = True) -> Viewer:
-        """Open a page; one that does not read echoes nothing."""
+        """Open a page; without `reads`, it echoes nothing."""
 
-        def heard(text: str) -> None:
+        def on_frame(text: str) -> None:
             frame = json.loads(text)
             (self.frames if reads else self.unread).append(frame)
             if reads:
@@ -58,12 +58,12 @@ class Stage:
             self._came.set()
 
         access = MonitorAccess(can_view=True, can_view_bodies=True)
-        watching = Viewer(topic, access, send=heard, close=closed)
+        watching = Viewer(topic, access, send=on_frame, close=closed)
         self.observer.add(watching)
         return watching
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Wait until something is so, asked at each frame."""
+        """Wait until a condition holds; check it after each frame."""
         async with asyncio.timeout(60):
             while not is_so():
                 self._came.clear()
@@ -86,8 +86,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(world: World) -> Stage:
-    return Stage(world.server.url())
+def monitor(world: World) -> Monitor:
+    return Monitor(world.server.url())
 
 
 def monitors(world: World) -> int:
@@ -99,52 +99,43 @@ def monitors(world: World) -> int:
 
 
 @in_loop
-async def test_it_is_one_node_while_pages_are_open(stage: Stage, world: World, monkeypatch):
+async def test_it_is_one_node_while_pages_are_open(monitor: Monitor, world: World, monkeypatch):
     monkeypatch.setattr(observer, "IDLE_SECONDS", 1.0)
     assert monitors(world) == 0
-    pages = [await stage.live(), await stage.live("T")]
+    pages = [await monitor.live(), await monitor.live("T")]
     assert monitors(world) == 1
-    since = stage.observer.status.since
+    since = monitor.observer.status.since
     for page in pages:
-        stage.observer.remove(page)
-    # From page to page, nothing is forgotten.
-    third = await stage.live()
-    assert stage.observer.status.since == since
-    stage.observer.remove(third)
-    assert stage.observer._task is not None
-    await asyncio.wait_for(stage.observer._task, 60)
+        monitor.observer.remove(page)
+    # The observer continues from one page to the next.
+    third = await monitor.live()
+    assert monitor.observer.status.since == since
+    monitor.observer.remove(third)
+    assert monitor.observer._task is not None
+    await asyncio.wait_for(monitor.observer._task, 60)
     assert monitors(world) == 0
-    assert stage.observer.status.since is None
+    assert monitor.observer.status.since is None
 
 
 @in_loop
-async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair):
-    await stage.live("T")
-    pair[0].ok("topic_send", "T", "x" * 50_000)
-    await stage.until(lambda: stage.observer.history.topics["T"].count)
-    assert stage.hub.counters.fetched == 0
-    assert stage.observer.history.topics["T"].tail[0].is_large
-
-
-@in_loop
-async def test_a_peer_that_reads_nothing_is_closed_later(stage: Stage, pair: Pair, monkeypatch):
+async def test_a_peer_that_reads_nothing_is_closed_later(monitor: Monitor, pair: Pair, monkeypatch):
     monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "MAX_UNREAD_FRAMES", 3)
-    await stage.live()
-    slow = stage.look(reads=False)
-    await stage.until(lambda: len(stage.unread) == viewer.MAX_UNREAD_FRAMES)
+    await monitor.live()
+    slow = monitor.look(reads=False)
+    await monitor.until(lambda: len(monitor.unread) == viewer.MAX_UNREAD_FRAMES)
     pair[0].ok("topic_send_many", "T", ["x"] * 50)
-    await stage.until(lambda: 50 in counts(stage.frames))
-    assert len(stage.unread) == viewer.MAX_UNREAD_FRAMES
-    assert 50 not in counts(stage.unread)
-    slow.on_echo(stage.unread[-1]["n"])
-    await stage.until(lambda: len(stage.unread) > viewer.MAX_UNREAD_FRAMES)
-    assert stage.unread[viewer.MAX_UNREAD_FRAMES]["op"] == "snapshot"
-    assert counts(stage.unread[viewer.MAX_UNREAD_FRAMES :])[0] == 50
+    await monitor.until(lambda: 50 in counts(monitor.frames))
+    assert len(monitor.unread) == viewer.MAX_UNREAD_FRAMES
+    assert 50 not in counts(monitor.unread)
+    slow.on_echo(monitor.unread[-1]["n"])
+    await monitor.until(lambda: len(monitor.unread) > viewer.MAX_UNREAD_FRAMES)
+    assert monitor.unread[viewer.MAX_UNREAD_FRAMES]["op"] == "snapshot"
+    assert counts(monitor.unread[viewer.MAX_UNREAD_FRAMES :])[0] == 50
     monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 0.1)
-    await stage.until(lambda: stage.closed)
-    assert stage.closed == [4408]
+    await monitor.until(lambda: monitor.closed)
+    assert monitor.closed == [4408]
 
 
 def counts(frames: list[dict[str, Any]]) -> list[int]:
@@ -154,33 +145,33 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
 
 
 @in_loop
-async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch):
+async def test_an_unchecked_viewer_sees_nothing(monitor: Monitor, monkeypatch):
     def states(frames: list[dict[str, Any]]) -> list[Any]:
         return [frame.get("state") for frame in frames]
 
-    watching = await stage.live()
+    watching = await monitor.live()
     monkeypatch.setattr(viewer, "_STATUS_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", -1.0)
-    await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
-    # It is told again and again, and nothing else, that PostgreSQL is away.
+    await monitor.until(lambda: states(monitor.frames)[-1] == {"is": "unchecked"})
+    # The viewer receives only the state, repeatedly.
     with monkeypatch.context() as patch:
-        patch.setattr(stage.observer.status, "name", lambda now: "away")
-        before = len(stage.frames)
-        await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
-        withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
+        patch.setattr(monitor.observer.status, "name", lambda now: "away")
+        before = len(monitor.frames)
+        await monitor.until(lambda: states(monitor.frames[before:]).count({"is": "away"}) >= 3)
+        withheld = [f for f in monitor.frames[before:] if f.get("state") == {"is": "away"}]
         assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
-    told = len(stage.frames)
+    told = len(monitor.frames)
     watching.set_access(MonitorAccess(can_view=True, can_view_bodies=True))
-    await stage.until(lambda: len(stage.frames) > told)
-    assert stage.frames[told]["op"] == "snapshot"
+    await monitor.until(lambda: len(monitor.frames) > told)
+    assert monitor.frames[told]["op"] == "snapshot"
 
 
 # PostgreSQL takes seconds for the larger number.
 @pytest.mark.parametrize("number", [10_000, pytest.param(100_000, marks=pytest.mark.nightly)])
 @in_loop
 async def test_any_of_100_000_topics_is_found_the_busiest_first(
-    stage: Stage, world: World, monkeypatch, number: int
+    monitor: Monitor, world: World, monkeypatch, number: int
 ):
     monkeypatch.setattr(queries, "_QUERY_TIMEOUT_SECONDS", 60)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
@@ -188,8 +179,7 @@ async def test_any_of_100_000_topics_is_found_the_busiest_first(
     listener, sender = world.node("user2", "LISTENER"), world.node("user1", "SENDER")
     listener.ok("topic_listen", "T005555")
     sender.ok("topic_notify", "T005555")
-    page = await stage.live()
-    # Observing is quicker while there are few topics.
+    page = await monitor.live()
     world.execute(
         "INSERT INTO psqlmessages_topic (name)"
         " SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, %s) AS n"
@@ -197,18 +187,18 @@ async def test_any_of_100_000_topics_is_found_the_busiest_first(
         [number],
     )
     world.execute("ANALYZE psqlmessages_topic")
-    stage.observer.watch_list(page, TopicQuery("", "topic"))
+    monitor.observer.watch_list(page, TopicQuery("", "topic"))
 
     def shown() -> Any:
-        lists = [frame["list"] for frame in stage.frames if "list" in frame]
+        lists = [frame["list"] for frame in monitor.frames if "list" in frame]
         return lists[-1] if lists else None
 
-    await stage.until(lambda: shown() and shown()["total"] == number)
+    await monitor.until(lambda: shown() and shown()["total"] == number)
     assert shown()["names"] == [f"T{n:06}" for n in range(1, 101)]
-    assert max(len(json.dumps(frame)) for frame in stage.frames) < 100_000
-    stage.observer.watch_list(page, TopicQuery())
+    assert max(len(json.dumps(frame)) for frame in monitor.frames) < 100_000
+    monitor.observer.watch_list(page, TopicQuery())
     sender.ok("topic_send_many", "T005555", ["x"] * 5)
-    await stage.until(lambda: shown()["names"][0] == "T005555")
+    await monitor.until(lambda: shown()["names"][0] == "T005555")
     for query, total, names in (
         (TopicQuery("t00999"), 10, [f"T00999{digit}" for digit in range(10)]),
         (TopicQuery("LISTENER"), 1, ["T005555"]),
@@ -216,8 +206,8 @@ async def test_any_of_100_000_topics_is_found_the_busiest_first(
         (TopicQuery("", "-senders"), number, ["T005555"]),
         (TopicQuery("nothing"), 0, []),
     ):
-        stage.observer.watch_list(page, query)
-        await stage.until(lambda query=query: (shown()["search"], shown()["sort"]) == query[:2])
+        monitor.observer.watch_list(page, query)
+        await monitor.until(lambda query=query: (shown()["search"], shown()["sort"]) == query[:2])
         assert shown()["names"][: len(names) or 1] == names, query
         assert shown()["total"] == total, query
     world.execute("DELETE FROM psqlmessages_topic WHERE name <> 'T005555'")
@@ -261,7 +251,7 @@ def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
 
 def test_a_restart_of_postgresql_is_one_event():
     kept = History()
-    # Some crashes are known before the restart is.
+    # Some crashes are reported before the restart.
     kept.add_event("crash", "A", "", NOW + 1)
     kept.on_restart(NOW)
     for event, ident in (("crash", "B"), ("connect", "B"), ("crash", "B")):
@@ -271,20 +261,20 @@ def test_a_restart_of_postgresql_is_one_event():
 
 
 @in_loop
-async def test_live_since_restarts_after_an_outage(stage: Stage, world: World, monkeypatch):
-    await stage.live()
-    status, before = stage.observer.status, stage.observer.status.live_since
-    started = await stage.reader.read_start_time()
-    # A restart is known by another start.
-    monkeypatch.setattr(stage.reader, "read_start_time", AsyncMock(return_value=started + 1))
+async def test_live_since_restarts_after_an_outage(monitor: Monitor, world: World, monkeypatch):
+    await monitor.live()
+    status, before = monitor.observer.status, monitor.observer.status.live_since
+    started = await monitor.reader.read_start_time()
+    # A new start time means a restart.
+    monkeypatch.setattr(monitor.reader, "read_start_time", AsyncMock(return_value=started + 1))
     world.superuser().query(
         "SELECT pg_terminate_backend(s.pid) FROM psqlmessages_session AS s"
         " JOIN psqlmessages_client AS c ON c.session_id = s.id WHERE c.ident = %s",
-        stage.observer.ident,
+        monitor.observer.ident,
     )
-    await stage.until(lambda: status.live_since and status.live_since != before)
+    await monitor.until(lambda: status.live_since and status.live_since != before)
     assert status.as_json(0)["live_since"] > status.since
-    await stage.until(lambda: "restarted" in [e.event for e in stage.observer.history.events])
+    await monitor.until(lambda: "restarted" in [e.event for e in monitor.observer.history.events])
 
 
 def test_messages_bodies_and_events_are_bounded(monkeypatch):

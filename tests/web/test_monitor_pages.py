@@ -22,10 +22,9 @@ from psqlmessages.monitor import graph, json_views, queries
 from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import topic_url
 from tests.sql.conftest import World
-from tests.web.desks import visitor
 from tests.web.measured import count
+from tests.web.pages import Page, logged_in
 from tests.web.test_admin_exchanges import new
-from tests.web.visitor import Page
 
 LIST, RULE = "/monitor/topics/", "/monitor/rule/"
 TOPIC = "/monitor/topics/T/"
@@ -34,7 +33,7 @@ PAGES = (
     "/monitor/traffic/topic/?name=T", "/monitor/streams/", "/monitor/nodes/",
 )  # fmt: skip
 GRAPH = "/monitor/exchanges/figures/"
-FIGURES = (GRAPH, "/monitor/traffic/figures/")
+FIGURES = (GRAPH, "/monitor/traffic/figures/", "/monitor/history/?topic=T")
 HOSTILE = "<script>alert(1)</script>\"'&"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -61,14 +60,14 @@ def test_pages_and_figures_need_the_permission(client: Client):
         assert client.get(address).status_code == 401, address
     others = ("view_bodies", "view_exchange", "view_traffic")
     for is_staff, permissions in ((True, ()), (False, ("view_monitor",)), (True, others)):
-        refused = visitor(*permissions, is_staff=is_staff)
+        refused = logged_in(*permissions, is_staff=is_staff)
         for address in PAGES + FIGURES:
             response = refused.get(address)
             assert response.status_code == 403, address
             said = response.json()["error"] if address in FIGURES else response.text
             assert "psqlmessages.view_monitor" in said
             assert "data-socket" not in said
-    allowed = visitor("view_monitor")
+    allowed = logged_in("view_monitor")
     for address in PAGES + FIGURES:
         response = allowed.get(address)
         assert response.status_code == 200, address
@@ -78,14 +77,14 @@ def test_pages_and_figures_need_the_permission(client: Client):
 
 
 def test_links_into_the_admin_need_its_permissions():
-    nobody = visitor("view_monitor")
+    nobody = logged_in("view_monitor")
     links = {
         TOPIC: ("auth/?q=T", "topic/?q=T", "auth/0/change/"),
         "/monitor/exchanges/": ("exchange/0/change/", "queue/0/change/"),
         "/monitor/traffic/": ("pipelinejob/",),
     }
     views = ("auth", "topic", "exchange", "queue", "pipelinejob")
-    everybody = visitor("view_monitor", *(f"view_{name}" for name in views))
+    everybody = logged_in("view_monitor", *(f"view_{name}" for name in views))
     for address, expected in links.items():
         assert "/admin/psqlmessages/" not in nobody.get(address).text
         page = everybody.get(address).text
@@ -94,7 +93,7 @@ def test_links_into_the_admin_need_its_permissions():
 
 
 def test_pages_run_nothing_of_others(settings: Settings):
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     for address in PAGES:
         response = client.get(address)
         assert response.headers["Content-Security-Policy"] == POLICY
@@ -109,7 +108,7 @@ def test_pages_run_nothing_of_others(settings: Settings):
 
 
 def test_a_topic_of_any_name_has_its_page_and_no_other():
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     names = ["a/b", "a//b", "..", ".", "a/../b", "ä ö?#%", "two\nlines", "-", "/"]
     names += [HOSTILE, "x" * 100]
     shown = []
@@ -125,7 +124,7 @@ def test_a_topic_of_any_name_has_its_page_and_no_other():
 
 
 def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files():
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     for address in PAGES:
         response = client.get(address)
         files = [tag.get("src") or tag.get("href", "") for _, tag in tags(response)]
@@ -138,14 +137,13 @@ def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files():
                 sizes[name] = len(text.encode())
                 imports = re.findall(r'^import .* from "(.+)";$', text, re.MULTILINE)
                 waiting += [urljoin(name, module) for module in imports]
-        # Uncompressed; the server compresses them to about a third.
         assert sum(sizes.values()) < 150_000, (address, sizes)
 
 
 def test_a_suggested_rule_is_added_once_by_its_user_and_site_only():
     for permissions in (("view_monitor",), ("add_auth",), ()):
-        assert visitor(*permissions).post(RULE).status_code == 403
-    client = visitor("view_monitor", "add_auth", enforce_csrf_checks=True)
+        assert logged_in(*permissions).post(RULE).status_code == 403
+    client = logged_in("view_monitor", "add_auth", enforce_csrf_checks=True)
     assert client.get(RULE).status_code == 405, "a link adds none"
     assert client.post(RULE).status_code == 403
     assert not Auth.objects.exists()
@@ -165,9 +163,9 @@ def test_a_suggested_rule_is_added_once_by_its_user_and_site_only():
 
 def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
     send, post = "/monitor/send/?topic=T", {"body": "{", "format": "text", "as": "stored"}
-    assert visitor("view_monitor").post(send, post).status_code == 403
-    assert "monitor/send" not in visitor("view_monitor").get(TOPIC).text
-    client = visitor("view_monitor", "send_test_messages")
+    assert logged_in("view_monitor").post(send, post).status_code == 403
+    assert "monitor/send" not in logged_in("view_monitor").get(TOPIC).text
+    client = logged_in("view_monitor", "send_test_messages")
     assert f'action="{send}"' in client.get(TOPIC).text
     assert client.get(send).status_code == 405
     assert client.post("/monitor/send/", post).status_code == 404
@@ -199,7 +197,7 @@ def test_stored_messages_are_found_by_time_and_text(
     (middle,) = database.execute(
         "SELECT published_at FROM psqlmessages_streammessage ORDER BY id OFFSET 1 LIMIT 1"
     ).fetchone() or ("",)
-    everything, some = visitor("view_monitor", "view_bodies"), visitor("view_monitor")
+    everything, some = logged_in("view_monitor", "view_bodies"), logged_in("view_monitor")
 
     def shown(query: str = "", client: Client = everything) -> list[str]:
         text = client.get(f"/monitor/stored/?topic=T{query}").text
@@ -225,7 +223,7 @@ def test_stored_messages_are_found_by_time_and_text(
 
 @pytest.fixture
 def database(database: World, monkeypatch) -> World:
-    """The database, which may stand still for seconds."""
+    """The database, which may be slow."""
     monkeypatch.setattr(graph, "_TIMEOUT_SECONDS", 60)
     return database
 
@@ -245,7 +243,7 @@ def test_metrics_of_exchanges_and_queues_contain_counts_and_no_secret(database: 
     exchange = new("x1", "orders", "eu true", "orders")
     copies = (("to", 0, 5), ("no_route", -1, 1))
     count(exchange, ("ok", -1, 7), *copies, missing_rules=["default: INSERT"])
-    answer = visitor("view_monitor").get(GRAPH)
+    answer = logged_in("view_monitor").get(GRAPH)
     assert Queue.objects.get(name="orders").channel not in answer.text
     assert "no-store" in answer.headers["Cache-Control"]
     assert answer.headers["Content-Type"] == "application/json"
@@ -267,14 +265,14 @@ def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch):
     monkeypatch.setattr(graph, "MAX_EXCHANGES", 2)
     for name in ("a", "b", "c"):
         new(name, "orders", "eu")
-    found = figures(visitor("view_monitor"))
+    found = figures(logged_in("view_monitor"))
     assert [exchange["name"] for exchange in found["exchanges"]] == ["a", "b"]
     assert found["has_more"]
 
 
 @pytest.fixture
 def asked(monkeypatch) -> list[str]:
-    """The databases asked, in the order of the questions."""
+    """The databases that were queried, in order."""
     found: list[str] = []
     run_queries = queries.run_queries
 
@@ -294,7 +292,7 @@ def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch):
     async def look() -> set[str | None]:
         shared = SharedText(graph.read_graph)
         first, second = (asyncio.create_task(shared.get()) for _ in range(2))
-        # Both are waiting now: if one leaves, the reading goes on for the others.
+        # If one of the waiting viewers leaves, the query continues for the others.
         await asyncio.wait({first}, timeout=0)
         first.cancel()
         texts = await asyncio.gather(second, *(shared.get() for _ in range(100)))
@@ -308,7 +306,7 @@ def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch):
 
 def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch):
     new("x1", "orders", "eu", source_namespace="elsewhere")
-    (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
+    (source,) = [q for q in figures(logged_in("view_monitor"))["queues"] if q["queue"] == "orders"]
     assert (source["ns"], source["sizes"]) == ("elsewhere", None)
     monkeypatch.setattr(json_views, "READ_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(graph, "_SKIP_SECONDS", 3600.0)
@@ -329,4 +327,4 @@ def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch):
 
     monkeypatch.setattr(graph, "_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", hanging)
-    assert visitor("view_monitor").get(GRAPH).status_code == 503
+    assert logged_in("view_monitor").get(GRAPH).status_code == 503

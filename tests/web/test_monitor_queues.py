@@ -14,7 +14,7 @@ from psqlmessages.models import Queue
 from psqlmessages.monitor import listing
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
-from tests.web.desks import visitor
+from tests.web.pages import logged_in
 
 ROLE = Server.owner
 LIST, ORDERS = "/monitor/queues/", "/monitor/queues/orders/"
@@ -38,7 +38,7 @@ def queues(database: World, settings: Settings, monkeypatch) -> World:
 
 
 def operator(*permissions: str) -> Client:
-    return visitor("view_monitor", "operate_queues", *permissions)
+    return logged_in("view_monitor", "operate_queues", *permissions)
 
 
 def names(client: Client, query: str) -> list[str]:
@@ -54,7 +54,7 @@ def key_of(queue: str, position: int = 0) -> int:
 
 @pytest.mark.usefixtures("queues")
 def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     everything = [ODD, "__deadletter__", "orders"]
     cases = {
         "?q=": ["orders", "__deadletter__", ODD], "?q=ORD": ["orders"], "?q=none": [],
@@ -82,14 +82,13 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
 
 
 def test_elements_are_shown_and_found_with_the_permission(queues: World):
-    assert "operate_queues" in visitor("view_monitor").get(ORDERS).text
+    assert "operate_queues" in logged_in("view_monitor").get(ORDERS).text
     some, everything = operator(), operator("view_bodies")
     for search, found in {"one": 1, "ITALY": 0, "it": 1, "": 4, str(key_of("orders")): 1}.items():
         text = everything.get(ORDERS, {"search": search}).text
         assert text.count('name="element"') == found, search
     assert "one</pre>" not in some.get(ORDERS).text
     assert 'name="element"' not in some.get(ORDERS, {"search": "one"}).text
-    # Nor are they found by an action.
     for client, status in (some, 400), (everything, 200):
         given = {"action": "delete", "all": "1", "search": "one", "may_see_bodies": "yes"}
         assert client.post(ORDERS, given).status_code == status
@@ -127,7 +126,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 def test_an_action_says_what_it_affects_and_is_logged(case: Any):
     action, fields, question, text, left = case
     given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
-    assert visitor("view_monitor").post(ORDERS, {"action": action}).status_code == 403
+    assert logged_in("view_monitor").post(ORDERS, {"action": action}).status_code == 403
     client, orders = operator(), Queue.objects.get(name="orders")
     asked = client.post(ORDERS, {"action": action, **given})
     assert question in re.sub("[\u2068\u2069]", "", asked.text)
@@ -173,7 +172,7 @@ def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     assert Queue.objects.get(name="orders").elements.get(pk=key).headers == {}
     move = "SELECT messages.move_elements('example', 'orders', '__deadletter__', %s)"
     queues.owner.query(move, [key])
-    client.post(address, {**given, "to_queue": "MENDED"})
-    assert Queue.objects.get(name="MENDED").elements.count() == 1
-    texts = ["Redriven to MENDED: 1 element.", "Redriven to orders: 1 element."]
+    client.post(address, {**given, "to_queue": "REPAIRED"})
+    assert Queue.objects.get(name="REPAIRED").elements.count() == 1
+    texts = ["Redriven to REPAIRED: 1 element.", "Redriven to orders: 1 element."]
     assert sorted(LogEntry.objects.values_list("change_message", flat=True)) == texts

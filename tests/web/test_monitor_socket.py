@@ -158,14 +158,13 @@ def test_the_figures_of_the_server_are_known(opened: Open, world: World):
     world.rules("user1 NODE Rpc NODE W 5")
     world.node("user1", "NODE")
     watcher = opened().live()
-    # Sites of other tests may still have monitors, too.
+    # Sites of other tests may have monitors.
     nodes = "SELECT count(*) FROM psqlmessages_client"
     watcher.until(lambda w: w.health and w.health["nodes"] == world.owner.query(nodes) > 1)
     assert watcher.health is not None
     assert watcher.health["sessions"] == watcher.health["nodes"]
     assert 0 <= watcher.health["usage"] < 0.1
     assert 0 < watcher.health["round_trip"] < 60
-    # Others may commit at the moment.
     watcher.until(lambda w: w.health["waiting"] == 0)
     watcher.until(lambda w: w.health["echo"] is not None)
     watcher.until(lambda w: w.frames[-1]["lag"] is not None)
@@ -226,7 +225,6 @@ MALFORMED = (
 )
 
 
-# Measured over this time, at this rate.
 MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
 
 
@@ -273,7 +271,7 @@ def test_malformed_or_too_many_requests_close_the_page(opened: Open):
         codes[text] = watcher.closed()[0]
     assert codes == dict.fromkeys(MALFORMED, 4400)
     watcher = opened()
-    # It may be closed before it has sent them all.
+    # The site may close the WebSocket earlier.
     with suppress(ConnectionClosed):
         for _ in range(5000):
             watcher.ask(op="echo", n=0)

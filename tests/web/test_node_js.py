@@ -17,7 +17,7 @@ from tests.web.browser import Visitors, until
 from tests.web.receivers import kill, refused
 from tests.web.site import ROOT, Site
 
-# What happens in the page is noted in `heard`, and asked for here; so is every frame that comes.
+# The page records events, results and frames in `heard`.
 BEGIN = """async ([ident, options]) => {
     window.heard = [];
     window.WebSocket = class extends WebSocket {
@@ -59,7 +59,7 @@ def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
 
 
 def serve(patience: int, route: Route) -> None:
-    """Serve node.js as it is, but that a request waits so many milliseconds for the relay."""
+    """Serve node.js; its requests wait so many milliseconds for the relay."""
     answer = route.fetch()
     text = answer.text()
     assert ", 5000];" in text
@@ -74,7 +74,7 @@ def heard(page: Page, what: str) -> Any:
 
 
 def failure(page: Page, script: str) -> Any:
-    """The number and text of the error that a script throws."""
+    """Return the number and text of the error that a script throws."""
     return page.evaluate(
         f"async () => {{ try {{ {script} }}"
         " catch (error) { return [error.number, error.message]; } }"
@@ -103,13 +103,13 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World, site: 
     alice.evaluate("node.unnotify('ROOM')")
     bob.evaluate("node.unlisten('ROOM')")
     assert bob.evaluate(status) == [[], []]
-    # A revoked right is told, and the node stays.
+    # After a revoked right the node stays connected.
     bob.evaluate(LISTEN)
     heard(bob, "joined")
     relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     until(bob, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
     assert bob.evaluate("node.state") == "open"
-    # A page below a prefix, which the proxy in front of the server leaves in place.
+    # A page below a prefix, as behind a proxy.
     alice.evaluate("history.replaceState(null, '', '/sub/page/')")
     for number, url in enumerate(("../ws/node/", f"{site.url}/sub/ws/node/")):
         alice.evaluate(BEGIN, [f"web.alice.{number}", {"url": url}])
@@ -118,7 +118,7 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World, site: 
 
 def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World):
     page, other = begin("alice"), relay.node("user2", "OTHER")
-    # The answer is held back until the message has come.
+    # Delay the answer until the message has arrived.
     page.evaluate("""() => {
         const [came, answers] = [node._socket.onmessage, []];
         node._socket.onmessage = (frame) => {
@@ -153,7 +153,6 @@ def test_pages_call_each_other_with_numbered_errors(begin: Begin, visitors: Visi
     assert failure(alice, "await node.listen('NOTHING', () => {})")[0] == 9
     assert failure(alice, CONNECT.replace("{ident}", "web.alice"))[0] == 8
     assert alice.evaluate("node._topics.topic_listen.size") == 0
-    # A page that is left disconnects.
     other = relay.node("user2", "OTHER")
     alice.close()
     assert other.events(1) == ["disconnect web.alice"]
@@ -188,12 +187,8 @@ def test_a_node_returns_with_its_topics(begin: Begin, site: Site, visitors: Visi
     away = [59, "there is no connection to the relay"]
     assert failure(bob, "await node.status('ROOM')") == away
     site.start()
-    # It waits until the node is registered again.
     page.evaluate("node.send('ROOM', 'again')")
     assert heard(page, "got") == ["web.alice", "again"]
-
-
-# Beside transactions that hold a name or a topic
 
 
 def test_a_page_tries_on_while_a_name_or_topic_is_held(begin: Begin, relay: World):
@@ -208,7 +203,7 @@ def test_a_page_tries_on_while_a_name_or_topic_is_held(begin: Begin, relay: Worl
         for page in (alice, bob):
             page.evaluate(LISTEN)
             until(page, ABORTED)
-        # One that unlistens meanwhile does not listen after all.
+        # `unlisten` ends a `listen` that waits.
         bob.evaluate("() => { node.unlisten('ROOM').then(() => heard.push(['left'])); }")
         heard(bob, "given up")
         bob.evaluate("node.listen('WEB.1', ({ body }) => heard.push(['got', body]))")
@@ -237,7 +232,7 @@ def test_failed_registrations_are_repeated(begin: Begin, relay: World, table: st
     page.evaluate(LISTEN)
     heard(page, "joined")
     page.evaluate("node.notify('ROOM')")
-    # A handler of events that throws does not end it.
+    # An error in an event handler does not end the node.
     page.evaluate("""() => {
         addEventListener('unhandledrejection', (event) => event.preventDefault());
         node._options.onevent = ({ Evt }) => {
@@ -256,7 +251,7 @@ def test_failed_registrations_are_repeated(begin: Begin, relay: World, table: st
 
 
 def example(page: str) -> str:
-    """The JavaScript of a page of the documentation, as a function for the browser."""
+    """Return the JavaScript of a page of the docs as a function."""
     (text,) = re.findall(
         r"```js\n(.*?)```", (ROOT / f"docs/reference/{page}.md").read_text(), re.DOTALL
     )

@@ -31,20 +31,13 @@ from psqlmessages.exceptions import (
     NotAuthorized,
     TopicNotExistent,
 )
-from psqlmessages.models import (
-    Element,
-    Exchange,
-    PipelineJob,
-    Queue,
-    RefusedCall,
-    Subscription,
-)
+from psqlmessages.models import Element, Exchange, PipelineJob, Queue, RefusedCall, Subscription
 from psqlmessages.monitor import listing, metrics, now, refused_writer
 from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, database_problem, find_problems
 from psqlmessages.orm import direct_dsn
 from tests.sql.conftest import World
-from tests.web.desks import visitor
 from tests.web.measured import count, job
+from tests.web.pages import logged_in
 
 FULL = "/healthz?full"
 TOKEN = "a-token-of-the-tests"
@@ -62,58 +55,24 @@ def quiet(database: World, settings: Settings, monkeypatch) -> World:
     return database
 
 
-def push(world: World, queue: str, minutes: int = 0) -> None:
+def push(world: World, queue: str, minutes: int = 0, **values: Any) -> None:
     world.program("user1").ok("push_many", "W", queue, ["x"])
     Element.objects.update(available_at=timezone.now() - timedelta(minutes=minutes))
+    Queue.objects.update(**values)
 
 
-def dead_letters(world: World) -> None:
-    push(world, "__deadletter__", 7)
-
-
-def waiting(world: World) -> None:
-    push(world, HOSTILE, 7)
-
-
-def slow_consumer(world: World) -> None:
-    push(world, "jobs", 7)
-    Queue.objects.update(awaited_until=timezone.now() + timedelta(hours=1))
-
-
-def paused(world: World) -> None:
-    push(world, "orders")
-    Queue.objects.update(is_paused=True)
-
-
-def exchange(*, rules: tuple[str, ...] = (), **values: Any) -> None:
+def exchange(*missing_rules: str, **values: Any) -> None:
     made = Exchange.objects.create(name="sort it", source_queue="orders", **values)
-    if rules:
-        count(made, ("ok", -1, 1), missing_rules=list(rules))
+    if missing_rules:
+        count(made, ("ok", -1, 1), missing_rules=list(missing_rules))
 
 
-def blocked(_world: World) -> None:
-    exchange(rules=("default: INSERT INTO messages.auth …;",))
-
-
-def stopped_exchange(world: World) -> None:
-    exchange(is_running=False)
-    push(world, "orders")
-
-
-def slow_reader(world: World) -> None:
-    subscribe(world)
-
-
-def subscribe(world: World, **values: Any) -> None:
+def slow_reader(world: World, **values: Any) -> None:
     world.rules("user1 PUB Topic T W 60", "user2 SUB Topic T R 60")
     world.program("user2").ok("subscribe", "SUB", "T", 3600)
     world.program("user1").ok("publish", "PUB", "T", "x")
     world.execute("UPDATE psqlmessages_streammessage SET published_at = now() - interval '7 min'")
     Subscription.objects.update(**values)
-
-
-def silent(world: World) -> None:
-    subscribe(world, pinged_at=timezone.now() - timedelta(minutes=9))
 
 
 def transaction(world: World) -> None:
@@ -133,22 +92,26 @@ def refused(world: World) -> None:
 
 
 # The problem: how to make it, its id, its severity, and words of sentence, URL and cure.
-PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = (
-    (dead_letters, "dead_letters:__deadletter__", "error", "1 dead letter in",
-     "/monitor/queues/__deadletter__/", "redrive"),
+PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] = (
+    (lambda world: push(world, "__deadletter__", 7), "dead_letters:__deadletter__", "error",
+     "1 dead letter in", "/monitor/queues/__deadletter__/", "redrive"),
     (lambda world: push(world, "__no_route__"), "dead_letters:__no_route__", "error",
      "1 element found no route", "/monitor/queues/__no_route__/", "selectors"),
-    (waiting, r"waiting:<b>\u202ex", "error", r"<b>\u202ex\u2069\u2069” has waited for 7 min: no",
+    (lambda world: push(world, HOSTILE, 7), r"waiting:<b>\u202ex", "error",
+     r"<b>\u202ex\u2069\u2069” has waited for 7 min: no",
      "/monitor/queues/%3Cb%3E%E2%80%AEx/", "psqlmessages run NODE"),
-    (slow_consumer, "waiting:jobs", "warning", "its consumers are too slow",
+    (lambda world: push(world, "jobs", 7, awaited_until=timezone.now() + timedelta(hours=1)),
+     "waiting:jobs", "warning", "its consumers are too slow",
      "/monitor/queues/jobs/", "more consumers"),
-    (paused, "paused:orders", "warning", "The queue “orders” is paused: 1 element",
+    (lambda world: push(world, "orders", is_paused=True), "paused:orders", "warning",
+     "The queue “orders” is paused: 1 element",
      "/monitor/queues/orders/", "Resume"),
     (lambda _: exchange(), "exchanges:sort it", "error", "No worker has run the exchange “sort it”",
      "/monitor/exchanges/", "psqlmessages exchange run 'sort it'"),
-    (blocked, "exchanges:sort it", "error",
+    (lambda _: exchange("default: INSERT INTO messages.auth …;"), "exchanges:sort it", "error",
      "is blocked: it lacks a rule", "/monitor/exchanges/", "database default: INSERT INTO"),
-    (stopped_exchange, "exchanges:sort it", "warning", "stopped, and elements wait in “orders”",
+    (lambda world: (exchange(is_running=False), push(world, "orders")), "exchanges:sort it",
+     "warning", "stopped, and elements wait in “orders”",
      "/monitor/exchanges/", "exchange start 'sort it'"),
     (lambda _: job(state=PipelineJob.State.FAILED, error="No disk."), "jobs:traffic", "error",
      "The job “traffic” has failed: No disk.", "/monitor/traffic/", "Start the job again"),
@@ -157,7 +120,8 @@ PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = 
     (slow_reader, "subscriptions:SUB/T", "warning",
      "reads the stream “T” too slowly: 1 message, 7 min", "/monitor/streams/T/",
      "keeps the node “SUB” busy"),
-    (silent, "subscriptions:SUB/T", "error", "“SUB” has not read the stream “T” for 9 min",
+    (lambda world: slow_reader(world, pinged_at=timezone.now() - timedelta(minutes=9)),
+     "subscriptions:SUB/T", "error", "“SUB” has not read the stream “T” for 9 min",
      "/monitor/streams/T/", "Start the node"),
     (transaction, "transactions:", "warning", "has been in a transaction for", "open-transactions",
      "messages._terminate("),
@@ -166,7 +130,7 @@ PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = 
 )  # fmt: skip
 
 
-# What tests cannot do to the server: the check, a row of its query, severity and words.
+# Problems that tests cannot cause: the check, a row of its query, severity and words.
 HOLDER = (True, 7, "shop", "", "idle in transaction", None, 65.0)
 OF_THE_SERVER = (
     ("notification_queue", (0.5, *[None] * 7), "error", "Notification queue: 50.0000% full."),
@@ -188,7 +152,7 @@ def test_each_problem_is_found_alone_with_a_cure(
     quiet: World, settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
 ):
     token = {"Authorization": f"Bearer {TOKEN}"}
-    viewer = visitor("view_monitor", "view_queue", "view_subscription", "view_client")
+    viewer = logged_in("view_monitor", "view_queue", "view_subscription", "view_client")
     wrong = []
     for make, id_, severity, words, url, cure in PROBLEMS:
         quiet.begin()
@@ -211,7 +175,7 @@ def test_each_problem_is_found_alone_with_a_cure(
                     and all(text.startswith(("«", "SELECT")) for text in translated[0])
                     and 'href="/' in page and "\N{RIGHT-TO-LEFT OVERRIDE}" not in page)  # fmt: skip
         if not expected:
-            wrong.append(f"{make.__name__}: {found} {page}")
+            wrong.append(f"{id_}: {found} {page}")
     assert not wrong, "\n".join(wrong)
 
 
@@ -239,13 +203,13 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
         ("N", "Topic", "T", "W", 3), ("example", "Queue", "Q", "W", 1),
         ("example", "Queue", "other", "", 1), ("stranger", "", "", "", 1),
     ]  # fmt: skip
-    page = visitor("view_monitor").get("/monitor/nodes/N/").text
+    page = logged_in("view_monitor").get("/monitor/nodes/N/").text
     assert "Refused calls" in page
     assert (
         "VALUES (&#x27;ROLE&#x27;, &#x27;N&#x27;, &#x27;Topic&#x27;, &#x27;T&#x27;, &#x27;W&#x27;"
         in page
     )
-    # Callers choose names: neither memory nor the table grows with them.
+    # Callers choose the names, so the number of rows is limited.
     for number in range(MAX_RULES + 50):
         refused_calls.record("N", TopicNotExistent(f"Topic t{number} is not existent"))
     asyncio.run(refused_writer.write_counts())
@@ -268,7 +232,6 @@ def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
         family = metrics.problem_family(problems)
         return {(*each.labels.values(),): each.value for each in family.samples}
 
-    # An unknown number is not reported as 0.
     found = samples(unchecked)
     assert (found["unchecked", "warning"], found["paused", "error"]) == (1, 0)
     assert ("waiting", "error") not in found
@@ -282,8 +245,8 @@ def test_problems_need_the_token_or_a_user_of_the_monitor(client: Client, settin
         return client.get(FULL, headers={"Authorization": token}).status_code
 
     assert [status(client, f"Bearer {token}") for token in ("", "x", TOKEN[:-1])] == [401] * 3
-    assert (status(client, f"bearer {TOKEN}"), status(visitor("view_monitor"))) == (200, 200)
-    assert status(visitor("view_bodies")) == 403
+    assert (status(client, f"bearer {TOKEN}"), status(logged_in("view_monitor"))) == (200, 200)
+    assert status(logged_in("view_bodies")) == 403
     assert client.get("/healthz").json() == {"status": "ok"}
     settings.PSQLMESSAGES = {}
     assert status(client, "Bearer ") == status(client, f"Bearer {TOKEN}") == 401

@@ -31,7 +31,7 @@ RELAY = (DOCS / "reference/relay.md").read_text()
 @pytest.fixture
 def alice(enter: Enter) -> Visitor:
     visitor = enter("alice")
-    # The channel is told to nobody.
+    # The answer does not contain the channel.
     assert visitor.call("init", ident="web.alice") == {"Err": "0"}
     return visitor
 
@@ -52,7 +52,7 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(relay: World, ali
         ("ü\n\x01", None),
         (base64.b64encode(bytes(range(256))).decode(), "b64"),
         ("x" * 1000, None),
-        # More than a frame may have that comes in, and more than the system takes in one write.
+        # More than a frame of a client may have, and more than one write.
         ("".join(map(str, range(500_000))), None),
     ):
         other.ok("topic_send", "ROOM", body, None, enc)
@@ -86,7 +86,7 @@ def test_calls_are_asked_and_answered_with_large_bodies(enter: Enter, relay: Wor
     other.ok("rpc", "web.alice", "t1", large)
     question = alice.message()
     assert (question["From"], question["Body"]) == ("OTHER", large)
-    # The token is good for the asked node alone.
+    # Only the called node may use the token.
     assert bob.error("return", node="OTHER", token=question["Token"], body="")[0] == 20
     alice.ok("return", node="OTHER", token=question["Token"], body="!")
     (answer,) = other.headers(1)
@@ -109,7 +109,6 @@ def test_refused_calls_are_answered_with_the_number(enter: Enter, alice: Visitor
     assert alice.error("topic_listen", topic="ROOM") == (50, "call messages.init first")
     assert alice.call("deinit") == {"Err": "0", "Already": 1}
     alice.ok("init", ident="web.alice.2")
-    # A name belongs to one socket.
     second = enter("alice")
     number, text = second.error("init", ident="web.alice.2")
     assert number == 8
@@ -121,11 +120,11 @@ def test_refused_calls_are_answered_with_the_number(enter: Enter, alice: Visitor
 def test_a_name_that_is_not_the_users_is_refused(enter: Enter):
     visitor = enter("alice")
     WebIdentity.objects.update(ident="web.alice.*")
-    # The rules allow the hub's role each of these but the last.
+    # The rules allow the hub's role all of these but the last.
     for ident in ("web.alice", "web.bob", "web.alic", "web.", "WEB.alice.1", "web.alice.*"):
         answer = (5, f"there are no permissions for ident {ident}")
         assert visitor.error("init", ident=ident) == answer
-    # Long enough that asking for each of its beginnings would take gigabytes.
+    # A query for each prefix of the longest name would take gigabytes.
     for ident, answer in (
         ("", (4, "cannot init without identity")),
         ("web." + "x" * 97, (54, "name or token too long")),
@@ -140,7 +139,7 @@ def test_a_group_gives_its_members_a_name(site: Site, enter: Enter):
     assert visitor.error("init", ident="OTHER")[0] == 5
     site.user("carol", groups=["staff"])
     WebIdentity.objects.create(group=Group.objects.get(name="staff"), ident="OTHER")
-    # No rule lets the hub's role be OTHER: so says SQL, and no other check comes before.
+    # SQL refuses, because no rule allows the hub's role to be OTHER.
     assert visitor.error("init", ident="OTHER") == (5, "there are no permissions for ident OTHER")
     WebIdentity.objects.create(group=Group.objects.get(name="staff"), ident="web.*")
     WebIdentity.objects.filter(user__isnull=False).delete()
@@ -242,7 +241,7 @@ def test_the_conversation_runs_word_for_word(site: Site, world: World):
             else:
                 documented.append(frame)
                 arrived.append(visitor.connection.recv(timeout=60))
-    # A message and the answer to its sender may change places.
+    # The order of a message and the answer to its sender may differ.
     for expected, found in zip(sorted(documented), sorted(arrived), strict=True):
         assert re.fullmatch(re.escape(expected).replace("…", r"\d+"), found), (expected, found)
         json.loads(found)
@@ -293,7 +292,7 @@ def test_an_answer_has_its_ref_and_says_what_is_wrong_with_a_frame():
     assert refused('{"ref":2,"op":"init"}').ref == 2
     assert len(refused(json.dumps({"op": "x" * 1_000_000})).text) < 200
     refused('{"op":"\\ud800"}').text.encode()
-    # An answer begins with its ref, and does not tell the channel.
+    # An answer begins with its ref, and does not contain the channel.
     assert format_answer("a", {"Err": "0"}) == '{"ref":"a","Err":"0"}'
     assert format_answer(None, {"Err": "0"}) == '{"Err":"0"}'
     assert format_answer(0, {"Err": "0", "Channel": "secret"}) == '{"ref":0,"Err":"0"}'

@@ -29,41 +29,40 @@ LOG_IN = (4401, "log in first")
 Enter = Callable[..., Visitor]
 
 
-def status(knock: Enter, **given: Any) -> int:
-    """The HTTP status by which a handshake is refused."""
+def status(connect: Enter, **given: Any) -> int:
+    """Return the HTTP status of a refused handshake."""
     with pytest.raises(InvalidStatus) as error:
-        knock(**given)
+        connect(**given)
     return error.value.response.status_code
 
 
-def test_only_active_users_are_admitted(site: Site, knock: Enter):
-    stranger = knock()
+def test_only_active_users_are_admitted(site: Site, connect: Enter):
+    stranger = connect()
     with suppress(ConnectionClosed):
         stranger.connection.send('{"op":"init","ident":"a"}')
     assert stranger.closed() == LOG_IN
-    assert knock(cookie="x" * 32).closed() == LOG_IN
+    assert connect(cookie="x" * 32).closed() == LOG_IN
     cookie = site.login("alice")
-    knock(cookie=cookie, origin=site.url)
+    connect(cookie=cookie, origin=site.url)
     User.objects.update(is_active=False)
-    assert knock(cookie=cookie).closed() == LOG_IN
+    assert connect(cookie=cookie).closed() == LOG_IN
 
 
-def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, knock: Enter):
+def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, connect: Enter):
     cookie = site.login("alice")
     for origin in (
         None, "null", "http://evil.example", "http://evil.example:8000", "http://127.0.0.1",
         "http://127.0.0.1:1", f"https://127.0.0.1:{site.port}",
     ):  # fmt: skip
-        assert status(knock, cookie=cookie, origin=origin) == 403, origin
+        assert status(connect, cookie=cookie, origin=origin) == 403, origin
     for path in ("/app/ws/nothing/", "/ws/node/more/", "/appws/node/", "/app/ws/node"):
-        assert status(knock, cookie=cookie, path=path) == 403, path
-    # They are served below any prefix.
-    assert knock(cookie=cookie, path="/a/b/ws/node/").error("topic_status", topic="T")[0] == 50
-    # Another scheme is neither a token nor a way around the origin.
+        assert status(connect, cookie=cookie, path=path) == 403, path
+    assert connect(cookie=cookie, path="/a/b/ws/node/").error("topic_status", topic="T")[0] == 50
+    # With another scheme, the origin is still checked.
     for scheme in ("Basic", "Token", ""):
         given = {"cookie": cookie, "headers": {"Authorization": f"{scheme} x"}}
-        assert status(knock, **given, origin="http://evil.example") == 403
-        assert knock(**given).error("topic_status", topic="T")[0] == 50
+        assert status(connect, **given, origin="http://evil.example") == 403
+        assert connect(**given).error("topic_status", topic="T")[0] == 50
 
 
 TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
@@ -82,11 +81,11 @@ ORIGINS = (
      STRANGERS),
     ("site.example:80", {}, "http://SITE.example", ""),
     ("site.example:8000", {}, "http://site.example:8000", "http://site.example"),
-    # A host that is none of ours, as of a name that somebody leads to our address.
+    # A host that is not ours, as in DNS rebinding.
     ("evil.example", {}, "", "http://evil.example"),
     ("evil.example", ANY_HOST, "http://evil.example", ""),
     ("site.example", ANY_HOST, "", "http://evil.example"),
-    # TLS that ends in the server, and in a proxy.
+    # TLS of the server, and of a proxy.
     ("site.example", TLS, "https://site.example", "http://site.example"),
     ("site.example:443", TLS, "https://site.example", ""),
     ("site.example", {**TLS_PROXY, **FORWARDED}, "https://site.example", "http://site.example"),
@@ -111,25 +110,25 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
                 origin in admitted.split()
             ):
                 wrong.append((origin, host, given))
-            # Several origins are none.
+            # Several origins are refused.
             assert not has_allowed_origin(
                 {**scope, "headers": [*headers, (b"origin", b"http://evil.example")]}
             )
     assert wrong == []
 
 
-def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Enter):
+def test_a_token_admits_from_anywhere_until_it_expires(site: Site, connect: Enter):
     robot = site.user("robot", is_superuser=True, is_staff=True)
     token = token_for(robot, HOUR)
     for origin in (None, "http://evil.example"):
-        assert knock(token=token, origin=origin).error("topic_status", topic="T")[0] == 50
+        assert connect(token=token, origin=origin).error("topic_status", topic="T")[0] == 50
     for altered in (token[:-1], token + "x", "x" + token, "nothing", "é"):
-        assert knock(token=altered).closed() == BAD_TOKEN, altered
-    assert knock(token=token_for(robot, timedelta(0))).closed() == BAD_TOKEN
-    # It does not count in the address, a session does not mend it, and it opens no other page.
-    assert knock(path=f"/ws/node/?token={token}").closed() == LOG_IN
-    assert knock(cookie=site.login("alice"), token="nothing").closed() == BAD_TOKEN
-    assert status(knock, token=token, path="/ws/monitor/") == 403
+        assert connect(token=altered).closed() == BAD_TOKEN, altered
+    assert connect(token=token_for(robot, timedelta(0))).closed() == BAD_TOKEN
+    # Not in the address, not with a session, and not for other pages.
+    assert connect(path=f"/ws/node/?token={token}").closed() == LOG_IN
+    assert connect(cookie=site.login("alice"), token="nothing").closed() == BAD_TOKEN
+    assert status(connect, token=token, path="/ws/monitor/") == 403
 
 
 def test_what_ends_a_token(site: Site, settings: Settings):
@@ -137,13 +136,13 @@ def test_what_ends_a_token(site: Site, settings: Settings):
     token = token_for(robot, HOUR)
     assert read_token(token).user == robot
     said = signing.loads(token, salt="psqlmessages.token")
-    # It holds nothing by which sessions are checked.
+    # It contains no secret of sessions.
     assert robot.get_session_auth_hash() not in str(said)
     assert robot.password not in str(said)
-    # Something that was signed for another purpose is no token.
+    # Only the right salt makes a token.
     assert read_token(signing.dumps(said, salt="psqlmessages.token", compress=True)).user == robot
     assert read_token(signing.dumps(said)) is None
-    # A rotation of the secret key does not end it; a key that is forgotten does.
+    # A token is valid as long as its key is a fallback.
     key = settings.SECRET_KEY
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new key", [key]
     assert read_token(token).user == robot
@@ -187,10 +186,11 @@ def test_the_socket_of_a_user_who_lost_access_is_closed(relay: World, enter: Ent
         User.objects.all().delete()
 
 
-def test_logging_out_or_a_tokens_end_closes_no_other_socket(site: Site, enter: Enter, knock: Enter):
+def test_logging_out_or_a_tokens_end_closes_no_other_socket(
+    site: Site, enter: Enter, connect: Enter
+):
     visitor, other = enter("alice"), enter("alice")
-    # Long enough to come in on a busy machine.
-    robot = knock(token=token_for(site.user("robot"), timedelta(seconds=3)))
+    robot = connect(token=token_for(site.user("robot"), timedelta(seconds=3)))
     Session.objects.filter(session_key=visitor.cookie).delete()
     assert visitor.closed() == (4401, "the user has logged out")
     assert robot.closed() == (4401, "the token has expired")
@@ -199,13 +199,13 @@ def test_logging_out_or_a_tokens_end_closes_no_other_socket(site: Site, enter: E
 
 def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visitor, enter: Enter):
     other = relay.node("user2", "OTHER")
-    # Bob may be web.bob by a group alone.
+    # Only a group allows bob to be web.bob.
     site.user("bob", groups=["talkers"])
     WebIdentity.objects.create(group=Group.objects.get(), ident="web.b*")
     bob = enter("bob")
     WebIdentity.objects.filter(user__username="bob").delete()
     bob.ok("init", ident="web.bob")
-    # Another row that allows the name keeps the node.
+    # Another row allows the name.
     site.user("alice", idents=["web.alice"])
     WebIdentity.objects.filter(ident="web.*").delete()
     User.objects.get(username="bob").groups.clear()
@@ -213,7 +213,6 @@ def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visi
     alice.ok("topic_status", topic="ROOM")
     other.payloads()
     WebIdentity.objects.all().delete()
-    # She may have heard of bob's end before.
     while alice.event("disconnect")["Ident"] != "web.alice":
         pass
     assert other.events(3)[-1] == "disconnect web.alice"
@@ -223,7 +222,7 @@ def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visi
 
 @pytest.fixture
 def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path) -> Site:
-    """A site that lets inactive users log in; the files of its sessions can be made unreadable."""
+    """A site with sessions in files, which also authenticates inactive users."""
     settings.SESSION_ENGINE = "tests.web.frail_sessions"
     settings.SESSION_FILE_PATH = str(tmp_path)
     return new_site(

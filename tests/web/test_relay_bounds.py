@@ -29,8 +29,7 @@ from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
 
-# As small as the settings let them be, so that the bounds are met soon.
-# However slowly frames are read, a flood is one.
+# The smallest values of the settings.
 TIGHT = {
     "RELAY_FRAME_BYTES": 4096, "RELAY_TOPICS": 3, "RELAY_SOCKETS": 5, "RELAY_QUEUE_FRAMES": 50,
     "RELAY_FRAMES_PER_SECOND": 20, "RELAY_QUEUE_BYTES": 256 * 1024,
@@ -58,14 +57,14 @@ def test_frames_that_are_too_long_or_no_text_close(enter: Enter, tight: Site):
     cases: tuple[tuple[Callable[[ClientConnection], object], int, str], ...] = (
         (lambda end: end.send("x" * (longest + 1)), 1009, "exceeds payload limit of 4096"),
         (lambda end: end.send("x" * 100 for _ in range(100)), 1009, ""),
-        # By its header alone, as the first frame.
+        # The header alone is refused.
         (lambda end: end.socket.sendall(gigabytes), 1009, ""),
         (lambda end: end.send(b'{"op":"deinit"}'), 1003, "text"),
         (lambda end: end.send(b"\xff\xff", text=True), 1007, ""),
     )
     for send, code, reason in cases:
         visitor = enter("alice", at=tight)
-        # It may be closed before it has sent them all.
+        # The site may close the WebSocket earlier.
         with suppress(ConnectionClosed):
             send(visitor.connection)
         found = visitor.closed()
@@ -79,7 +78,7 @@ def test_a_burst_is_answered_and_a_flood_ends_with_4429(enter: Enter, tight: Sit
         alice.connection.send(json.dumps({**STATUS, "ref": number}))
     for number in range(60):
         assert alice.answer_to(number)["Err"] == "0"
-    # It may be closed before it has sent them all.
+    # The site may close the WebSocket earlier.
     with suppress(ConnectionClosed):
         for _ in range(5000):
             alice.connection.send(json.dumps(STATUS))
@@ -95,7 +94,6 @@ def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World):
         assert alice.call(function, topic="WEB.2")["Already"] == 1
     alice.ok("topic_unlisten", topic="WEB.1")
     alice.ok("topic_listen", topic="WEB.3")
-    # A topic that was revoked makes room too.
     relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     alice.event("topic_unlisten")
     alice.ok("topic_listen", topic="WEB.4")
@@ -112,7 +110,6 @@ def test_a_user_has_few_sockets_however_many_are_opened(enter: Enter, tight: Sit
         visitor.close()
     others = [enter("alice", at=tight) for _ in range(4)]
     User.objects.update(is_superuser=True, is_staff=True)
-    # Pages of the monitor count too.
     for path in ("/ws/node/", "/ws/monitor/"):
         refused = enter("alice", at=tight, path=path).closed()
         assert refused == (4429, "more than 5 WebSockets of one user")
@@ -122,7 +119,7 @@ def test_a_user_has_few_sockets_however_many_are_opened(enter: Enter, tight: Sit
 
 
 def end_of(visitor: Visitor) -> object:
-    """The code that closes a WebSocket, or "open" if its calls are answered."""
+    """Return the code that closed a WebSocket, or "open"."""
     with suppress(ConnectionClosed):
         visitor.call("deinit")
         return "open"
@@ -130,7 +127,7 @@ def end_of(visitor: Visitor) -> object:
 
 
 def test_only_a_reader_that_stops_is_closed_with_4408(enter: Enter, tight: Site, relay: World):
-    # It reads one frame ahead and then no more: nobody takes the frames out.
+    # Its library reads one frame, and nothing more.
     slow = enter("alice", at=tight, max_queue=1)
     reader = enter("bob", "web.bob", at=tight)
     slow.ok("init", ident="web.slow", events=False)
@@ -141,9 +138,8 @@ def test_only_a_reader_that_stops_is_closed_with_4408(enter: Enter, tight: Site,
         if "crash web.slow" in other.events():
             break
         other.ok("topic_send_many", "ROOM", ["x" * 4000] * 20)
-        # The other one has read them all before the next are sent.
         assert [reader.message()["Body"] for _ in range(20)] == ["x" * 4000] * 20
-    # By itself Daphne would cut the connection after a second, and the reason with it.
+    # Daphne itself would cut the connection after a second, without a reason.
     Event().wait(1.5)
     assert slow.closed() == (4408, "frames are read too slowly")
 
@@ -167,7 +163,7 @@ def database_away(server: TestedServer) -> Iterator[None]:
 
 
 def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
-    server: TestedServer, relay: World, site: Site, enter: Enter, knock: Enter
+    server: TestedServer, relay: World, site: Site, enter: Enter, connect: Enter
 ):
     cookie, alice = site.login("bob"), enter("alice", "web.alice")
     for topic in ("ROOM", "WEB.1"):
@@ -176,27 +172,25 @@ def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
         assert alice.event("connection_lost")["Type"] == "Sys"
         away = (59, "the relay has no connection to PostgreSQL")
         assert alice.error("topic_status", topic="ROOM") == away
-        assert knock(cookie=cookie).closed() == (
+        assert connect(cookie=cookie).closed() == (
             1013,
             "the database is unavailable: try again later",
         )
-        # The owner's own connection is not one of those ended.
         relay.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
     assert alice.event("reconnected")["Away"] >= 0
-    # A right that ended meanwhile is told; the others are registered again.
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "WEB.1")
     other = relay.node("user2", "OTHER", notify="ROOM")
     other.ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
-    assert knock(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
+    assert connect(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
 
 
 GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident LIKE 'web.alice.%%')"
 
 
 def test_a_peer_lost_during_a_call_leaves_nothing(enter: Enter, relay: World):
-    # Names of their own: a node may still be there when the next one begins.
+    # Different names: an earlier node may still exist.
     for ident, request in (
         ("", {"op": "init", "ident": "web.alice.1"}),
         ("web.alice.2", {"op": "topic_listen", "topic": "ROOM"}),
@@ -204,7 +198,7 @@ def test_a_peer_lost_during_a_call_leaves_nothing(enter: Enter, relay: World):
     ):
         visitor = enter("alice", ident)
         with relay.owner.connection.transaction():
-            # The operation waits for this, and so is under way when the peer goes.
+            # The operation waits for this lock when the peer disconnects.
             relay.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
             visitor.connection.send(json.dumps(request))
             visitor.break_off()
@@ -212,7 +206,7 @@ def test_a_peer_lost_during_a_call_leaves_nothing(enter: Enter, relay: World):
 
 
 class Peer(Transport):
-    """A server's WebSocket that takes so many bytes immediately, and then waits for its reader."""
+    """A WebSocket that takes so many bytes, and then waits for its reader."""
 
     def __init__(self, room: int = 2**30) -> None:
         self.room = room
@@ -238,7 +232,7 @@ def put(outbox: SendQueue, *texts: str) -> list[bool]:
 
 @in_loop
 async def test_a_queue_is_bounded_by_frames_and_by_bytes():
-    # Bytes are counted, not characters; one frame alone may be larger than the bound.
+    # The limit is in bytes, not characters; a single frame may be larger.
     for texts, accepted in (("x x x x", 3), ("xxxx " * 3, 2), ("üü " * 3, 2), (f"{LARGE} x", 1)):
         answers = put(SendQueue(Peer(room=0), max_frames=3, max_bytes=10), *texts.split())
         assert answers == [True] * accepted + [False] * (len(answers) - accepted), texts
@@ -248,12 +242,11 @@ async def test_a_queue_is_bounded_by_frames_and_by_bytes():
 async def test_frames_of_one_moment_leave_in_one_write_and_in_order():
     peer, other, large = Peer(), Peer(), Peer(room=64 * 1024)
     outbox, others = (SendQueue(each, max_frames=3, max_bytes=10) for each in (peer, other))
-    # A fast reader may get more in a moment than may wait for a slow one.
+    # A fast reader may get more frames than the limit.
     assert all(put(outbox, *"abc"))
     put(others, "1")
     assert all(put(outbox, *"defgh"))
     put(SendQueue(large, max_frames=1000, max_bytes=2**20), *[LARGE] * 500)
-    # The other tasks do all they can.
     for _ in range(10):
         await asyncio.sleep(0)
     assert " ".join(peer.writes) == "a b c d e f g h"
@@ -282,7 +275,7 @@ def test_peers_that_take_too_much_share_a_tenth_and_others_are_never_throttled(n
         now += 0.1
         assert modest.charge(0.09 * OWN_SHARE) == 0
     seconds, taken, began = 0.005, 0.0, now
-    # By turns, so that each has used up what it had at first.
+    # Each first uses up its burst.
     due = [(now, n, CpuShare(clock=lambda: now)) for n in range(number)]
     for *_, share in due:
         assert share.charge(BURST_SECONDS) == 0

@@ -14,8 +14,7 @@ from project.postgres import Server
 from psqlmessages.models import Auth, Subscription, Topic
 from psqlmessages.monitor import actions, listing, stream_status
 from tests.sql.conftest import Program, World
-from tests.web.desks import visitor
-from tests.web.visitor import Page
+from tests.web.pages import Page, logged_in
 
 LIST, STREAM = "/monitor/streams/", "/monitor/streams/S/"
 NODES, NODE = "/monitor/nodes/", "/monitor/nodes/READER/"
@@ -28,7 +27,7 @@ def fresh() -> None:
 
 @pytest.fixture
 def reader(world: World) -> Program:
-    """READER, that has subscribed to S, and has three messages to read: 1, 2 and 3."""
+    """READER has subscribed to S, and has three messages to read: 1, 2 and 3."""
     for role, node, mode in (
         ("user1", "READER", "R"),
         ("user2", "WRITER", "W"),
@@ -49,7 +48,7 @@ def text(client: Any, path: str) -> str:
 
 
 def shown(response: HttpResponse) -> str:
-    """The text of a page, without the characters around names in sentences."""
+    """Return the text of a page without the characters that isolate names."""
     return re.sub("[\u2068\u2069]", "", Page("", response).text)
 
 
@@ -58,7 +57,7 @@ def set_read(age: int) -> None:
 
 
 def test_lists_and_pages_show_subscriptions_and_nodes(database: World, reader: Program):
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     for path, parts in (
         (LIST, ("READER", "S", "alive", "3", "1 to 1 of 1")),
         (f"{LIST}?state=alive&q=read&sort=-read", ("READER",)),
@@ -79,11 +78,11 @@ def test_lists_and_pages_show_subscriptions_and_nodes(database: World, reader: P
     for path in (f"{LIST}none/", f"{NODES}none/", f"{NODES}*/", f"{LIST}?name=A*"):
         assert client.get(path).status_code == 404, path
     for path in (LIST, STREAM, NODES, NODE):
-        assert visitor().get(path).status_code == 403, path
+        assert logged_in().get(path).status_code == 403, path
 
 
 def test_alive_means_read_recently(database: World, reader: Program):
-    client = visitor("view_monitor")
+    client = logged_in("view_monitor")
     for age, timeout, state in ((50, 600, "alive"), (70, 600, "silent since"), (70, 60, "expired")):
         set_read(age)
         Subscription.objects.update(timeout=timeout)
@@ -100,9 +99,9 @@ def test_a_gap_in_the_samples_is_no_zero(database: World, reader: Program, monke
 
 
 def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: Program):
-    # Otherwise housekeeping may remove the messages after READER has read them.
+    # Otherwise housekeeping may remove messages that READER has read.
     Topic.objects.update(retention=3600)
-    client = visitor("view_monitor", "operate_streams")
+    client = logged_in("view_monitor", "operate_streams")
     assert "Read again from the start" in text(client, STREAM)
     assert reader.got("READER", "S", 600) == ["1", "2", "3"]
     query = "SELECT published_at FROM psqlmessages_streammessage ORDER BY id"
@@ -144,10 +143,10 @@ def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: P
 
 def test_actions_need_permission_rule_and_lock(database: World, reader: Program, monkeypatch):
     url = f"/monitor/subscriptions/{Subscription.objects.get().pk}/delete/"
-    watcher = visitor("view_monitor")
+    watcher = logged_in("view_monitor")
     assert "Actions" not in text(watcher, STREAM)
     assert "operate_streams" in watcher.post(url, {"confirmed": "1"}).text
-    chief = visitor("view_monitor", "operate_streams")
+    chief = logged_in("view_monitor", "operate_streams")
     assert chief.get(url).status_code == 405
     monkeypatch.setattr(actions, "_LOCK_TIMEOUT", "50ms")
     with reader.connection.transaction():

@@ -1,28 +1,153 @@
 """The soak test: a deployment, streams and queues, nodes that end or are killed, and gauges."""
 
+import re
 import threading
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import psycopg
 
 from psqlmessages import Node
 from psqlmessages.exceptions import TopicNotExistent
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 from tests.reliability.deployment import LISTENERS, Deployment, run_deployment
 from tests.reliability.node_spawner import NodeSpawner
-from tests.reliability.soak.gauges import Gauges, compare_samples, read_database, read_process
 from tests.reliability.workload import LIVE, Workload
 from tests.sql.conftest import World
 from tests.web.sockets import Visitor
 
+MEGABYTE = 1024 * 1024
+BACKENDS = """
+    SELECT pid, coalesce(nullif(application_name, ''), backend_type), backend_type
+    FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+"""
+# Tables that are rotated count as one table.
+SIZES = """
+    SELECT n.nspname || '.' || regexp_replace(c.relname, '_?[0-9]+$', ''),
+           sum(pg_total_relation_size(c.oid)), sum(s.n_live_tup), sum(s.n_dead_tup)
+    FROM pg_class AS c
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid
+    WHERE c.relkind IN ('r', 'm') AND n.nspname IN ('public', 'messages', 'pg_catalog')
+    GROUP BY 1
+"""
+LOCKS = "SELECT count(*), count(*) FILTER (WHERE locktype = 'advisory') FROM pg_locks"
+QUEUE_USAGE = "SELECT pg_notification_queue_usage()"
+
+Gauges = dict[str, float]
+
+
+def read_process(name: str, pid: int) -> Gauges:
+    """Read the private memory, descriptors and threads of a process."""
+    process = Path("/proc") / str(pid)
+    try:
+        descriptors = len(list((process / "fd").iterdir()))
+        return {
+            f"memory of {name}": _status(pid, "RssAnon") / 1024,
+            f"descriptors of {name}": descriptors,
+            f"threads of {name}": _status(pid, "Threads"),
+        }
+    except (FileNotFoundError, ProcessLookupError, KeyError):
+        # The process has ended.
+        return {}
+
+
+def read_database(connection: psycopg.Connection) -> Gauges:
+    """Read connections, locks, sizes of tables, and the largest memory of each kind of backend."""
+    gauges: Gauges = {}
+    clients, memory = 0, defaultdict[str, float](float)
+    for pid, application, kind in connection.execute(BACKENDS).fetchall():
+        clients += kind == "client backend"
+        name = re.sub(r"[.0-9]+$", "", application)
+        try:
+            memory[name] = max(memory[name], _status(pid, "RssAnon") / 1024)
+        except (FileNotFoundError, ProcessLookupError, KeyError):
+            continue
+    gauges |= {f"memory of the backend of {name}": most for name, most in memory.items()}
+    gauges["connections"] = clients
+    gauges["locks"], gauges["advisory locks"] = connection.execute(LOCKS).fetchone()
+    (gauges["notification queue"],) = connection.execute(QUEUE_USAGE).fetchone()
+    for name, size, live, dead in connection.execute(SIZES).fetchall():
+        gauges[f"table {name}"] = float(size) / MEGABYTE
+        gauges[f"rows of {name}"] = float(live or 0)
+        gauges[f"dead rows of {name}"] = float(dead or 0)
+    return gauges
+
+
+def _status(pid: int, field: str) -> int:
+    for line in (Path("/proc") / str(pid) / "status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0])
+    raise KeyError(field)
+
+
+# A gauge whose name begins with the text may grow, after the warm-up, by this part of its value and
+# by this number. The first text that matches applies.
+BOUNDS = (
+    ("memory of the backend", 0.1, 4), ("memory", 0.1, 8),
+    ("descriptors", 0, 12),  # connections of callers come and go
+    ("threads", 0, 6), ("connections", 0, 10),
+    ("locks", 0, 250),  # a transaction of many tables, caught in the act, holds about a hundred
+    ("advisory locks", 0, 8), ("notification queue", 0, 0.001), ("table", 0.5, 2),
+)  # fmt: skip
+
+
+class Change(NamedTuple):
+    """The value of a gauge after the warm-up and at the end, and the maximum at the end."""
+
+    name: str
+    first: float
+    last: float
+    limit: float
+
+    @property
+    def has_grown(self) -> bool:
+        return self.last > self.limit
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.first:.6g} -> {self.last:.6g}"
+
+
+def compare_samples(samples: Sequence[tuple[float, Gauges]], warm_up: float) -> list[Change]:
+    """Compare the first tenth of the time after the warm-up with the last: their maximum values.
+
+    If a gauge is missing in the first tenth, its first value is 0, but the memory of a process
+    that started later is its first sample. A gauge that is missing at the end has not grown.
+    """
+    end = samples[-1][0]
+    window = (end - warm_up) / 10
+    first = _maximum(samples, warm_up, warm_up + window)
+    last = _maximum(samples, end - window, end)
+    changes = []
+    for name in sorted(last):
+        bounds = [(share, more) for begins, share, more in BOUNDS if name.startswith(begins)]
+        if bounds:
+            initial = next(seen[name] for at, seen in samples if name in seen and at >= warm_up)
+            before = first.get(name, initial if name.startswith("memory") else 0)
+            share, more = bounds[0]
+            changes.append(Change(name, before, last[name], before * (1 + share) + more))
+    return changes
+
+
+def _maximum(samples: Sequence[tuple[float, Gauges]], since: float, until: float) -> Gauges:
+    maximum: Gauges = {}
+    for at, gauges in samples:
+        if since <= at <= until:
+            maximum |= {name: max(value, maximum.get(name, 0)) for name, value in gauges.items()}
+    return maximum
+
+
 NAMES = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
 RULES = (
-    "user3 MORTAL.* Topic T RW 60", "user3 STEADY.* Topic T RW 60",
+    "user3 KILLED.* Topic T RW 60", "user3 STABLE.* Topic T RW 60",
     "user1 GUEST Topic TEMP.* RW 60", "psqlmessages web.* Topic ROOM RW 60",
 )  # fmt: skip
 # Keys expire soon, so that the table of keys does not grow.
@@ -48,8 +173,8 @@ class Actions:
         self.killed = self.rounds = 0
         self.must_stop = threading.Event()
         self.failures: list[BaseException] = []
-        nodes = ("node", "STEADY.1"), ("async", "STEADY.2"), ("hub", "STEADY.3")
-        self.steady = spawner.spawn(*nodes)
+        nodes = ("node", "STABLE.1"), ("async", "STABLE.2"), ("hub", "STABLE.3")
+        self.stable = spawner.spawn(*nodes)
         deployment.site.user("bob", idents=["web.*"])
         self.cookie = deployment.site.login("bob")
         self.threads: list[threading.Thread] = []
@@ -85,7 +210,7 @@ class Actions:
 
     def kill(self, number: int) -> None:
         """Kill nodes of each kind, with names that are used only once."""
-        nodes = (("node", f"MORTAL.{number}.1"), ("async", f"MORTAL.{number}.2"))
+        nodes = (("node", f"KILLED.{number}.1"), ("async", f"KILLED.{number}.2"))
         self.spawner.kill_all(self.spawner.spawn(*nodes))
         self.killed += len(nodes)
 
@@ -116,20 +241,16 @@ class Actions:
             if number % 2:
                 node.unsubscribe(topic)
 
-    def crash_events(self) -> dict[str, int]:
-        counts = self.deployment.listeners.counts("crash")
-        return {ident: counts[ident] for ident in LISTENERS}
-
     def read_gauges(self, connection: psycopg.Connection) -> Gauges:
         pids = {name: process.pid for name, process in self.deployment.processes.items()}
         gauges = read_database(connection)
-        for name, pid in {**pids, **self.steady, "site": self.deployment.site.pid}.items():
+        for name, pid in {**pids, **self.stable, "site": self.deployment.site.pid}.items():
             gauges |= read_process(name, pid)
         return gauges
 
 
 def collect_samples(actions: Actions, seconds: float) -> list[tuple[float, Gauges]]:
-    """Read the gauges until the time is over, and print some of them 30 times."""
+    """Read the gauges until the time is over; print some of them 30 times."""
     samples: list[tuple[float, Gauges]] = []
     pause, began, printed = threading.Event(), monotonic(), 0
     with psycopg.connect(actions.tested.superuser_url, autocommit=True) as connection:
@@ -138,23 +259,15 @@ def collect_samples(actions: Actions, seconds: float) -> list[tuple[float, Gauge
             samples.append((passed, gauges))
             if passed >= printed * seconds / 30:
                 printed += 1
-                print_gauges(passed, gauges, actions)
+                shown = {
+                    name: round(value, 1)
+                    for name, value in gauges.items()
+                    if name.startswith(("memory", "connections", "notification"))
+                }
+                counts = actions.work.written, actions.rounds, actions.killed
+                print(f"{passed:6.0f} s  written, rounds, killed: {counts}; {shown}", flush=True)
             pause.wait(min(10.0, seconds / 40))
     return samples
-
-
-def print_gauges(passed: float, gauges: Gauges, actions: Actions) -> None:
-    memory = {n.removeprefix("memory of "): v for n, v in gauges.items() if n.startswith("memory")}
-    processes = " ".join(f"{n} {v:.0f}" for n, v in memory.items() if "backend" not in n)
-    largest = max(v for n, v in memory.items() if "backend" in n)
-    tables = sum(v for n, v in gauges.items() if n.startswith("table"))
-    print(
-        f"{passed:6.0f} s  MB: {processes}, largest backend {largest:.0f}, tables {tables:.0f};"
-        f" connections {gauges['connections']:.0f}, advisory locks {gauges['advisory locks']:.0f},"
-        f" notification queue {gauges['notification queue']:.2g};"
-        f" written {actions.work.written}, rounds {actions.rounds}, killed {actions.killed}",
-        flush=True,
-    )
 
 
 def soak(tested: TestedServer, folder: Path, seconds: float) -> int:
@@ -184,19 +297,14 @@ def soak(tested: TestedServer, folder: Path, seconds: float) -> int:
 
 
 def find_errors(actions: Actions) -> list[str]:
-    counts = actions.work.counts()
+    counts, events = actions.work.counts(), actions.deployment.listeners
     errors = [repr(failure) for failure in actions.failures]
-    errors += [f"{counts[name]} {name}" for name in MUST_BE_ZERO if counts[name]]
+    names = ("lost", "duplicated", "refused_but_read")
+    errors += [f"{counts[name]} {name}" for name in names if counts[name]]
     errors += [f"in the site's log: {line}" for line in actions.deployment.site.faults()]
-    pause = threading.Event()
-    for _ in range(300):
-        events = actions.crash_events()
-        if min(events.values()) >= actions.killed:
-            break
-        pause.wait(0.1)
-    if {*events.values()} != {actions.killed}:
-        errors.append(f"{actions.killed} nodes were killed, but crash events are: {events}")
+    expected = Counter(dict.fromkeys(LISTENERS, actions.killed))
+    with suppress(AssertionError):
+        wait_until(lambda: events.counts("crash") >= expected, 30)
+    if events.counts("crash") != expected:
+        errors.append(f"{actions.killed} nodes were killed; crash events: {events.crashes()}")
     return errors
-
-
-MUST_BE_ZERO = ("lost", "duplicated", "refused_but_read")
