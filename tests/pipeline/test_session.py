@@ -53,7 +53,7 @@ def without_java(folder: Path) -> str:
     return str(folder)
 
 
-@pytest.mark.nightly  # one more start of Spark; where no Java is installed, all tests run on the wheel's
+@pytest.mark.nightly  # one more start of Spark
 def test_a_job_runs_without_java_installed_and_without_django(server: TestedServer, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     with psycopg.connect(server.url(), autocommit=True) as owner:
