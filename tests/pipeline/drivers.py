@@ -23,7 +23,10 @@ from psqlmessages.pipeline.job_runner import cause_line
 from psqlmessages.pipeline.spark_session import stop
 from tests.pipeline.processes import QUICK_JAVA
 
-SMALL = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA}
+SMALL = {
+    "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.sql.shuffle.partitions": 1, "spark.sql.codegen.wholeStage": False,
+}  # fmt: skip
 # What a reservation holds whose answer a restart cut off can be taken again after so long.
 LEASE_SECONDS = 20
 TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}

@@ -132,9 +132,9 @@ def test_killed_drivers_neither_lose_nor_double_rows(world: World, tmp_path: Pat
         # Each has something to do: the Java of a killed Python goes on for a moment.
         fill(world, number * share + 1, (number + 1) * share)
         before = sum(1 for _ in tmp_path.glob("checkpoint of */commits/[0-9]*"))
-        with closing(Driver(world, tmp_path, share // size(3, 6), "local[2,3]", *names)) as driver:
+        with closing(Driver(world, tmp_path, share // size(2, 6), "local[2,3]", *names)) as driver:
             # The second query begins after the first batch of the first one.
-            until(lambda: driver.batches > before + 1)  # noqa: B023
+            until(lambda: driver.batches > before + len(names) - 1)  # noqa: B023
             if number < KILLS:
                 by_chance(0.2 + rows / 300_000)
                 # Java ends without its Python, as Python does without its Java.
