@@ -16,8 +16,6 @@ from tests.client.nodes import NOW, SOON, next_message, running, when
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
-LARGE = "x" * 20_000
-LOCK = "LOCK TABLE psqlmessages_body IN ACCESS EXCLUSIVE MODE"
 FAILURES = {
     "fail": "the handler of NODE2 failed (RuntimeError)",
     "refuse": "no such order",

@@ -71,26 +71,6 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended():
     assert listening.backend == BackendInfo(7, "then")
 
 
-def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes():
-    listening = new_listening()
-    pulse = listening.heartbeat
-    due = [pulse.start_housekeeping_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
-    assert due == [False, True, False, True]
-    assert not pulse.start_probe_if_due(114.0)
-    assert pulse.start_probe_if_due(115.0)
-    echo = pulse.expect_echo()
-    assert echo is not None
-    assert not pulse.start_probe_if_due(131.0), "one at a time"
-    assert listening.is_healthy(119.0)
-    pulse.received_at = 119.5
-    assert listening.is_healthy(124.0)
-    assert pulse.is_overdue(124.5)
-    assert not listening.is_healthy(124.5)
-    listening.feed(OURS, echo)
-    assert (listening.take(), listening.counters.malformed) == (None, 0)
-    assert not pulse.is_overdue(1000.0)
-
-
 def test_after_the_first_echo_a_connection_is_probed_by_a_query():
     listening = new_listening(evaluate_interval=timedelta(hours=1))
     (by_notify,) = listening.due_calls(115.0)

@@ -143,9 +143,7 @@ HOSTS = (
 )  # fmt: skip
 
 
-def test_connections_over_a_network_without_bounds_are_a_warning(
-    monkeypatch,
-):
+def test_connections_over_a_network_without_bounds_are_a_warning(monkeypatch):
     for host, options, missing in HOSTS:
         monkeypatch.setitem(connection.settings_dict, "HOST", host)
         monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)

@@ -71,16 +71,6 @@ def test_rules_count_as_sql_counts_them():
     assert missing_rules(exchange("a", "b")) == before
 
 
-def test_missing_rules_are_added_and_reported():
-    rule("a", "W")
-    there = exchange("a", "b")
-    told = missing_rules(there)
-    assert add_missing_rules(there) == told
-    assert missing_rules(there) == add_missing_rules(there) == []
-    rules = Auth.objects.order_by("dest").values_list("dest", "mode", "timeout")
-    assert list(rules) == [("a", "RW", 5), ("b", "W", 60)]
-
-
 @pytest.fixture
 def eu_owner(eu: TestedServer) -> Iterator[psycopg.Connection]:
     with psycopg.connect(eu.url(), autocommit=True) as owner:

@@ -45,7 +45,7 @@ Dies = Callable[[str, float], None]
 def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
     """A process that runs workers, each of which is killed as it is told."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.exchanges.mortal"],
+        [sys.executable, "-m", "tests.exchanges.killed_workers"],
         env=environment_of(server), cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip

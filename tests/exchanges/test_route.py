@@ -119,17 +119,6 @@ def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once(
         assert route(exchange("", max_hops=most), message).outcome == outcome
 
 
-def test_unrouted_elements_are_discarded_if_configured_unless_a_selector_failed():
-    for selectors, outcome in (
-        (("false", "msg.body == 1"), "discarded"), (("false", ""), "ok"), (("1/0 == 1", ""), "ok"),
-        (("false", "1/0 == 1", "false"), "no_route"),
-    ):  # fmt: skip
-        graphed = exchange(*selectors, no_route="discard")
-        assert route(graphed, SelectorInput()).outcome == outcome, selectors
-    looping = SelectorInput(headers={"x-hop-count": 17})
-    assert route(exchange("false", no_route="discard"), looping).outcome == "too_many_hops"
-
-
 def test_state_is_merged_and_starts_empty_for_each_message():
     selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
     for _ in range(2):

@@ -114,9 +114,9 @@ def test_failing_selectors_are_logged_once(field: Field, caplog):
     failing = "msg.headers.gone == 1"
     field.define(x1=flow("a", ("b", failing), ("d", failing), "c"))
     field.default.push_many("a", ["it"] * 500)
-    with working() as hands:
+    with working() as thread:
         field.until_idle()
-    (tally,) = hands.worker.counter_store.counters.values()
+    (tally,) = thread.worker.counter_store.counters.values()
     assert tally.selector_failures == 1000
     logged = [record.getMessage() for record in caplog.records]
     assert [re.findall("default/.", text) for text in logged] == [["default/b"], ["default/d"]]

@@ -94,13 +94,8 @@ def test_an_exception_counts_as_no_and_undoes_changes(code: Code):
 def test_a_copy_that_cannot_be_pushed_fails(code: Code):
     cases: list[tuple[Any, Any, str]] = [
         ({"a": object()}, None, "headers: a value of type object is not JSON"),
-        ({"a": float("nan")}, None, "headers: nan is not JSON"),
-        ({1: 2}, None, "headers: a key must be text, not 1"),
-        (None, None, "headers: must be a map, not null"),
         ({"a": "\ud800"}, None, "headers: a text with a lone surrogate"),
         ({}, [1 << 20_000], "body: an integer of more than 10,000 bits"),
-        ({}, {1, 2}, "body: a value of type set is not JSON"),
-        ({}, "\0", "body: a text with a NUL character"),
     ]
 
     def change(env: SelectorContext) -> bool:

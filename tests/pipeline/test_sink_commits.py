@@ -85,9 +85,7 @@ def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) 
     return ""
 
 
-def test_unknown_columns_and_options_of_the_sink_are_refused(
-    monkeypatch,
-):
+def test_unknown_columns_and_options_of_the_sink_are_refused(monkeypatch):
     # Refused before a database is looked for: there is none.
     monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
     found = [(refusal({"topic": "A"}, columns), told) for columns, told in COLUMNS]

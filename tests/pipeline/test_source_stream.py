@@ -67,9 +67,7 @@ def test_each_batch_has_the_requested_rows_up_to_the_available_ones(source: Sour
     assert [first, query.bodies(), query.bodies()] == [["a", "b", "c", "d"], ["e"], []]
 
 
-def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done(
-    source: Source,
-):
+def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done(source: Source):
     query = source.follow()
     start = query.begin()["positions"]["T"]
     source.publish("1", "2")

@@ -84,9 +84,7 @@ def test_files_are_compressed(new_site: Callable[..., Site], settings: Settings,
     assert fetch(site, path) == (None, (ROOT / "static/example/site.css").read_bytes())
 
 
-def test_with_debug_static_files_are_served_from_their_folders_only(
-    new_site: Callable[..., Site],
-):
+def test_with_debug_static_files_are_served_from_their_folders_only(new_site: Callable[..., Site]):
     site = new_site()
     _, content = fetch(site, "/static/example/site.css")
     assert content == (ROOT / "static/example/site.css").read_bytes()

@@ -22,16 +22,16 @@ NewBus = Callable[..., Any]
 Connect = Callable[..., psycopg.Connection]
 
 
-class Ear(Queue[Event]):
+class Receiver(Queue[Event]):
     """A handler that keeps what it is called with."""
 
     @classmethod
-    def of(cls, bus: Any, channel: str = "A") -> Ear:
+    def of(cls, bus: Any, channel: str = "A") -> Receiver:
         """What a bus hears from now on of a channel."""
-        ear = cls()
+        receiver = cls()
         bus.subscribe(channel)
-        bus.on(channel, ear)
-        return ear
+        bus.on(channel, receiver)
+        return receiver
 
     def __call__(self, event: Event) -> None:
         self.put(event)
@@ -137,5 +137,5 @@ def bus(server: TestedServer) -> Iterator[PubSub]:
 
 
 @pytest.fixture
-def ear(bus: PubSub) -> Ear:
-    return Ear.of(bus)
+def receiver(bus: PubSub) -> Receiver:
+    return Receiver.of(bus)

@@ -12,7 +12,7 @@ from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import bus_connection
 from tests.client.programs import PROMPTLY
 from tests.django.waiting import wait_until
-from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend
+from tests.pubsub.conftest import SECONDS, Connect, Listener, NewBus, Receiver, end_backend
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def writer(new_bus: NewBus, given: Connection) -> Any:
 
 
 @pytest.fixture
-def heard(writer: Any) -> Ear:
-    return Ear.of(writer)
+def heard(writer: Any) -> Receiver:
+    return Receiver.of(writer)
 
 
 def listens(connection: Connection) -> set[str]:
@@ -58,10 +58,10 @@ def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener:
     for autocommit in (True, False):
         connection = connect(autocommit=autocommit)
         bus = new_bus(connection)
-        ear = Ear.of(bus)
+        receiver = Receiver.of(bus)
         bus.publish("A", "at once")
         assert listener.segments() == ["!at once"]
-        assert ear.event() == (connection.info.backend_pid, "A", "at once")
+        assert receiver.event() == (connection.info.backend_pid, "A", "at once")
         bus.close()
     writer = new_bus(connection)
     connection.execute("SELECT 1")
@@ -71,22 +71,22 @@ def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener:
     assert listener.segments() == ["!at commit"]
 
 
-def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, ear: Ear):
+def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, receiver: Receiver):
     sizes = (10, 7_998, 8_000, 100_000, 1_000_000)
     payloads = [character * size for character in ("x", "\0", "я") for size in sizes]
     payloads += ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
     with given.transaction():
         for payload in payloads:
             writer.publish("A", payload)
-    is_equal = [ear.payload() for _ in payloads] == payloads
+    is_equal = [receiver.payload() for _ in payloads] == payloads
     assert is_equal
     with given.transaction():
         for payload in ("x", "x", None, None, {"a": 1}, {"a": 1}, "é", "é", "last"):
             writer.publish("A", payload)
-    assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
+    assert receiver.payloads("last") == ["x", None, {"a": 1}, "é"]
 
 
-def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear):
+def test_too_much_alike_is_refused(writer: Any, given: Connection, receiver: Receiver):
     nul = "\0" * 10_000_000
     with given.transaction():
         writer.publish("A", nul)
@@ -94,10 +94,10 @@ def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear):
         with pytest.raises(ValueError, match="in another transaction"):
             writer.publish("A", nul)
         writer.publish("A", "after")
-    assert [len(ear.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
+    assert [len(receiver.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
 
 
-def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Ear):
+def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Receiver):
     given.execute("BEGIN")
     with pytest.raises(psycopg.errors.DivisionByZero):
         given.execute("SELECT 1 / 0")
@@ -126,7 +126,7 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     assert listener.segments() == ["!alone"]
 
 
-def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Ear):
+def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Receiver):
     for number in range(100):
         raw(f"@{number}")
         assert given.execute("SELECT %s::int", (number,)).fetchone() == (number,)
@@ -142,7 +142,9 @@ def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, h
     assert heard.payload() == "amid a transaction"
 
 
-def test_other_channels_stay_outside(given: Connection, heard: Ear, raw: Any, connect: Connect):
+def test_other_channels_stay_outside(
+    given: Connection, heard: Receiver, raw: Any, connect: Connect
+):
     owners: Queue[psycopg.Notify] = Queue()
     given.add_notify_handler(owners.put)
     given.execute("LISTEN mine")
@@ -155,16 +157,16 @@ def test_other_channels_stay_outside(given: Connection, heard: Ear, raw: Any, co
 
 def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, raw: Any):
     """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
-    ear = Ear()
+    receiver = Receiver()
     # DISCARD ALL forgets prepared statements, and some versions of psycopg 3.2 do not notice.
     given.prepare_threshold = None
     with given.transaction(force_rollback=True):
         writer.subscribe("A")
-    writer.on("A", ear)
+    writer.on("A", receiver)
     for number in range(2):
         wait_until(lambda: listens(given) == {"A"})
         raw(f"@{number}")
-        assert ear.payload() == number
+        assert receiver.payload() == number
         given.execute("DISCARD ALL")
 
 
