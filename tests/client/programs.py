@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from time import monotonic
 
 SECONDS = 110
-# Seconds. It takes milliseconds, and some seconds where a machine stands still now and then;
-# what hangs takes a minute, see `long_closing`, too.
+# Seconds within which a command must end. It would take LONG_CLOSING if something hung.
 PROMPTLY = 30
 LONG_CLOSING = 60.0
-# A close that does not end at once is to be told from a slow machine: it would take five seconds.
+# Closing waits 5 s at most: with 60 s, a close that hangs differs from a slow machine.
 COMMAND = f"""
 import sys
 from psqlmessages.client import async_queue_consumer, async_session, session
@@ -41,7 +40,6 @@ class Program:
         self.printed = ""
 
     def until(self, text: str) -> str:
-        """Read until a line has the text; return that line."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.printed += line

@@ -17,7 +17,7 @@ NewNode = Callable[..., AsyncNode]
 
 @in_a_loop
 async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode):
-    """They are one transaction, so the others are sent again without it: once."""
+    """The calls share a transaction, so the others are sent again without the failed one."""
 
     def call(number: int) -> Call[object]:
         return Call(
@@ -64,7 +64,7 @@ async def test_a_handler_that_is_cancelled_fails_its_call_alone(new_async_node: 
 
 @in_a_loop
 async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode):
-    """As when a loop ends: asyncio.run cancels every task, whatever it is doing."""
+    """At the end of its loop, asyncio.run cancels every task."""
     for turns in range(3):
         async with new_async_node("NODE2") as node2:
             node = new_async_node("NODE1")
@@ -111,7 +111,7 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
         for start in range(0, 5_000, 500):
             batch = [f"{start + n:06}" + "x" * 1000 for n in range(500)]
             await node1.topic_send_many("ORDERS", batch)
-            # However late the first come: it has fallen behind before the others are sent.
+            # The inbox is full before the next messages are sent.
             while len(node2._state.inbox) < 100:
                 await node1.topic_status("ORDERS")
         assert len(node2._state.inbox) < 2_000

@@ -99,7 +99,6 @@ def test_failures_name_the_cause(server: TestedServer, conversation: None, capsy
         with pytest.raises(SystemExit, match="2"):
             main(arguments)
         assert "usage: psqlmessages" in capsys.readouterr().err
-    # As a process, without a trace.
     done = finished("send", "NODE1", "UNHEARD", dsn=server.url("user1"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -120,7 +119,6 @@ def test_status_shows_nodes(server: TestedServer, node1: Node, node2: Node, caps
 
 
 def ended(program: Program, number: int, code: int) -> None:
-    """End a command by a signal, and see that it ends as it should."""
     assert program.interrupt(number) < PROMPTLY
     assert program.end() == code
     assert "Traceback" not in program.printed

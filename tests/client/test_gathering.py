@@ -22,7 +22,7 @@ TASKS, CALLS = 20, 12
 LARGE, TOO_LARGE = "x" * 9_000, "x" * 30_000
 FUNCTIONS = ("send", "request", "publish", "push", "push with a key", "commit")
 ELEMENTS = "SELECT id, body FROM messages.list_queued(ARRAY[%s]) ORDER BY id"
-# Without a connection at this moment, there is nothing to kill.
+# Kills nothing if there is no connection at this moment.
 KILL = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name IN ('psqlmessages NODE1', 'psqlmessages NODE3')

@@ -48,9 +48,7 @@ def test_other_headers_are_left_to_the_parser():
 
 
 @given(names, names, st.sampled_from([{}, {"Enc": "b64"}]), st.text())
-def test_a_request_is_split_as_parsing_does_or_not_at_all(
-    to: str, sender: str, more: dict[str, str], body: str
-):
+def test_a_request_is_split_as_parsed(to: str, sender: str, more: dict[str, str], body: str):
     text = payload(7, body, To=to, Token="mac t", From=sender, **more).replace("Topic", "Rpc", 1)
     is_plain = to and sender and not re.search(r'["\\\x00-\x1f]', to + sender)
     assert split_call(text) == (tuple(wire.parse(text)) if is_plain else None)

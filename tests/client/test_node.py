@@ -52,7 +52,7 @@ def test_every_kind_and_size_of_body_arrives_as_it_was_sent(echo: Any):
 
 
 def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any):
-    """Notifications that come with the answers of other calls count as well."""
+    """Notifications that arrive with the answers of other calls are included."""
     for number in range(50):
         echo.topic_send("ORDERS", number)
         echo.topic_status("ORDERS")
@@ -110,7 +110,6 @@ def test_a_node_can_list_senders_listeners_and_observers(world: World, new_node:
     node1.use("NODE1")
     assert node1.topic_status("ORDERS") == (("NODE1",), ("OTHER",))
     node1.topic_send("ORDERS", "seen")
-    # And sends as one without a session, too.
     node1.topic_send_as("NODE1", "ORDERS", {"id": 1})
     assert bodies(node2, 2) == ["seen", {"id": 1}]
     assert node2.topic_unobserve("ORDERS*")
@@ -184,7 +183,7 @@ def test_large_bodies_that_wait_arrive_in_few_calls(echo: Any, owner: psycopg.Co
     sent = [f"{number} Grüße " + "ä\n" * 4_000 for number in range(20)]
     for body in sent:
         echo.topic_send("ORDERS", body)
-    # As its expiry would.
+    # As if it had expired.
     owner.execute("DELETE FROM psqlmessages_body WHERE body LIKE '3 %'")
     # The answer comes after all notifications.
     echo.topic_status("ORDERS")

@@ -52,7 +52,7 @@ def test_no_notification_whatsoever_raises(raw: str):
 
 
 def test_a_body_beside_the_key_of_a_kept_one_is_not_believed():
-    """Whoever knows the channel can write both, but not into the table of bodies."""
+    """A role that knows the channel can forge both, but cannot write to the table of bodies."""
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
     script = fetch_text(Notification(header, "forged", "payload 1"), new_listening())
     assert next(script) == calls.get_data("payload 1")

@@ -99,7 +99,6 @@ def answers(program: Program, statement: str) -> list[str]:
 
 
 def as_psql_prints(value: object) -> str:
-    """A value as psql shows it: arrays in braces, JSON without spaces."""
     if isinstance(value, list):
         return "{" + ",".join(value) + "}"
     if isinstance(value, dict):

@@ -111,7 +111,7 @@ def database(server: TestedServer, django_db_blocker) -> Iterator[Database]:
 
 @pytest.fixture(scope="module")
 def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database, Catalogue]]:
-    """A migrated database that the owner, who is no superuser, made; and all that it holds."""
+    """Yield a database that the owner, who is no superuser, has migrated, and its catalogue."""
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
         cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -128,7 +128,7 @@ def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database
 
 @pytest.fixture
 def scratch(migrated: tuple[Database, Catalogue], django_db_blocker) -> Iterator[Database]:
-    """That database, which the test leaves as it was."""
+    """Yield that database; the test must leave it unchanged."""
     with django_db_blocker.unblock():
         yield migrated[0]
         assert catalogue(migrated[0]) == migrated[1]
@@ -202,16 +202,13 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(scratc
     assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
     assert catalogue(scratch) == migrated
-    # It succeeds without the schema, too.
     execute(scratch, "DROP SCHEMA messages CASCADE")
     migrate(scratch, NOTHING)
     assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
 
 
-def test_install_fixes_the_problems_that_doctor_and_check_find(
-    scratch: Database, server: TestedServer
-):
+def test_install_fixes_what_doctor_and_check_find(scratch: Database, server: TestedServer):
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
     def finding() -> Finding:
@@ -319,7 +316,7 @@ FUNCTIONS = r"""
     WHERE p.pronamespace = 'messages'::regnamespace
 """
 PATH = "'search_path=pg_catalog, public, pg_temp' = ANY (proconfig)"
-# Of the path, the planner, a wait for locks, and printing.
+# The search path, the planner, lock timeouts, and debug output.
 SETTINGS = (
     "^(search_path|enable_[a-z]+|max_parallel_workers_per_gather|plan_cache_mode|jit|geqo"
     "|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem|trace_[a-z]+|debug_print_[a-z_]+)="
@@ -330,7 +327,7 @@ FAULTS = {
     "with a setting of another kind": (
         f"EXISTS (SELECT FROM unnest(proconfig) AS c (setting) WHERE c.setting !~ '{SETTINGS}')"
     ),
-    # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
+    # Before PostgreSQL 18 the high cost of a disabled plan lets JIT compile it.
     "switches off a kind of plan, and lets the rest be compiled each time": (
         "config ~ 'enable_' AND config !~ 'jit=off'"
     ),

@@ -92,7 +92,7 @@ def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings)
         assert words in found.msg
         with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
             get_settings()
-    # Changed in a test, they are read again.
+    # Settings that a test changes are read again.
     for name in ("one", "two"):
         settings.PSQLMESSAGES = {"NODE": name}
         assert name == get_settings().NODE
@@ -113,7 +113,7 @@ def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings)
         assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
         with pytest.raises(ImproperlyConfigured, match="SQLite"):
             database_dsn("legacy")
-        # One that a router keeps the app out of is not checked.
+        # A database that a router excludes is not checked.
         settings.DATABASE_ROUTERS = [OnlyDefault()]
         assert check_databases(databases=["legacy"]) == []
 

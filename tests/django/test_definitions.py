@@ -210,7 +210,6 @@ def test_dumped_rules_are_loaded_beside_those_that_are_there(shop: World, tmp_pa
 
 
 def called(capsys, *arguments: str) -> tuple[object, str, str]:
-    """Run the command in this process: its exit code, and what it printed."""
     code: object = 0
     try:
         call_command(*DEFINITIONS, *arguments)
@@ -223,5 +222,4 @@ def test_the_example_of_the_page_is_a_document():
     page = (Path(__file__).parents[2] / "docs/reference/admin.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     assert len(document.read(example).as_json()) == 3
-    # Its types and modes are those of the model.
     assert (list(TYPES), list(MODES)) == (Auth.Type.values, Auth.Mode.values)

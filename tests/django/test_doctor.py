@@ -31,13 +31,12 @@ RunCheck = Callable[..., Finding]
 
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch) -> None:
-    """Let a notification arrive late, which is no fault of the database."""
+    """A notification may arrive late on a slow machine."""
     monkeypatch.setattr(doctor_checks, "NOTIFICATION_TIMEOUT_SECONDS", 60.0)
 
 
 @pytest.fixture
 def examined(shop: World) -> RunCheck:
-    """What a check finds as the owner of the tables, or at another address."""
     return lambda check, address=None: finding_of(check, address or shop.server.url())
 
 
@@ -148,7 +147,6 @@ def crash(shop: World) -> None:
 
 def test_prune_ends_dead_sessions(shop: World, capsys):
     shop.rules(f"{Server.owner} worker Topic ORDERS R 60")
-    # The housekeeping of another session may be faster.
     for _ in range(5):
         crash(shop)
         if json.loads(pruned(shop, capsys, "--json"))["ended_sessions"] == 1:
@@ -240,7 +238,7 @@ def test_too_old_a_server_and_a_clock_that_differs(examined: RunCheck, monkeypat
 
 OWNED_BY = "ALTER FUNCTION messages.use(text) OWNER TO"
 CREATE = "CREATE ON SCHEMA public"
-# A check, what is done, what mends it, and what is said.
+# A check, the statement that provokes it, the fix, and the text of the finding.
 RIGHTS = (
     (owners, f"{OWNED_BY} user1", f"{OWNED_BY} psqlmessages",
      "1 functions or tables belong to user1, not to psqlmessages"),

@@ -74,7 +74,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
     with pytest.raises(ZeroDivisionError):
         add_and_fail(send, "ORDERS")
     assert listener.bodies() == []
-    # A rolled back inner block takes its message alone.
+    # If an inner block is rolled back, only its message is discarded.
     with transaction.atomic():
         send("ORDERS", "outer")
         with pytest.raises(ZeroDivisionError):
@@ -86,7 +86,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
 
 
 def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, caplog, monkeypatch):
-    # The project's own says the same thing once in ten seconds.
+    # The project's logger repeats a message only every ten seconds.
     monkeypatch.setattr(
         "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
     )
@@ -112,7 +112,7 @@ def test_after_a_refusal_the_transaction_goes_on(shop: World, listener: Program,
             (exceptions.TopicNotExistent, send, "NOWHERE", "x", {}),
             (exceptions.DestinationNotAuthorized, send, "ORDERS", "x", {"ident": "LISTENER"}),
             (exceptions.BodyTooLarge, send, "ORDERS", large, {}),
-            # Of many one that is refused takes all of them back, and no more.
+            # If one of many is refused, all of them are undone, and nothing else.
             (exceptions.BodyTooLarge, send_many, "ORDERS", ["first", large], {}),
             # A token needs a node that receives the answers.
             (exceptions.NotConnected, send, "ORDERS", "a question", {"token": "ticket"}),
@@ -268,7 +268,7 @@ def test_a_pool_of_psycopg_serves_messages_and_nodes_connect_beside_it(stored: W
 def test_elements_are_pushed_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
-        # What JSON lacks is sent by Django's encoder.
+        # Django's encoder serializes types that JSON lacks.
         body = {"id": 1, "price": Decimal("1.1"), "on": date(2026, 1, 2), "name": gettext_lazy("x")}
         id_ = push("orders", body, headers={"country": "it"}, tries=2)
         with pytest.raises(ZeroDivisionError):
@@ -322,7 +322,7 @@ def test_workers_share_the_elements_and_take_each_once(stored: World, store: Sto
     store.add(f"{number:03}" for number in range(100))
     with ThreadPoolExecutor(4) as pool:
         if store is QUEUE:
-            # None waits for another.
+            # The other workers do not wait for this transaction.
             with transaction.atomic():
                 assert [element.body for element in pop("orders")] == ["000"]
                 list(pool.map(work, range(4)))
@@ -347,7 +347,6 @@ def test_a_commit_with_the_effect_is_done_once(stored: World):
     with pytest.raises(exceptions.LeaseExpired):
         save_and_commit(late, "second effect")
     assert (saved(), left(stored)) == (["effect"], 0)
-    # What is rolled back comes again.
     push_many("orders", ["a", "b"])
     first, second = reserve_many("orders", 2)
     first.renew(60)

@@ -30,13 +30,13 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
     assert manage(second, "migrate", "psqlmessages", timeout=250).returncode == 0
     yield second
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        # Made twice where the pipeline's tests run in the same session: they import this fixture.
+        # The pipeline's tests import this fixture, so one session may create it twice.
         superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
 
 
 @pytest.fixture
 def eu(eu_database: TestedServer, monkeypatch) -> Iterator[TestedServer]:
-    """The namespace "eu": a second database, without rules, which may be slow to tell them."""
+    """The namespace "eu": a second database without rules; slow answers are allowed."""
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 60)
     monkeypatch.setattr(permissions, "_LIMIT_QUERY_TIME", "SET statement_timeout = '60s'")
     with namespace("eu", NAME=EU):
@@ -99,7 +99,7 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
 
 @pytest.fixture
 def _no_polls(monkeypatch) -> None:
-    """Nothing is found but by what wakes, and by the looks for what others hold."""
+    """Only notifications, and the search for expired locks, wake a worker."""
     monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 100.0)
     monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", 100.0)
 

@@ -45,14 +45,13 @@ IDLE = """
 
 
 class Bed(Program):
-    """One database: its queues, by a connection of the owner, who acts as W."""
+    """One database and its queues; it calls as the node W of the owner."""
 
     def __init__(self, server: TestedServer) -> None:
         super().__init__(server.url())
         self.server = server
 
     def clear(self) -> None:
-        """Empty it, and allow W and all exchanges everything."""
         self.connection.execute(EMPTY)
         self.connection.execute(RULES, {"owner": Server.owner})
 
@@ -73,8 +72,6 @@ class Bed(Program):
 
 
 class Field:
-    """The namespaces by alias, and the exchanges that are defined."""
-
     def __init__(self, beds: dict[str, Bed]) -> None:
         self.beds = beds
         self.default = beds["default"]
@@ -153,7 +150,6 @@ class WorkerThread:
         await self.worker.run(self._runs.set)
 
     def tell_to_stop(self) -> None:
-        """Let it stop after its current batch."""
         # If it has ended, its loop is closed; if it could not begin, there is no worker.
         with suppress(RuntimeError, AttributeError):
             self._loop.call_soon_threadsafe(self.worker.stop)

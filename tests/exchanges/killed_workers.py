@@ -19,7 +19,7 @@ import django
 
 def main() -> None:
     django.setup()
-    # All that a worker needs is there before the first fork.
+    # Import everything before the first fork.
     from psqlmessages.exchanges.store import worker
 
     for line in sys.stdin:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def die(how: str, number: str, tell: Callable[[], object]) -> None:
-    """Let this process kill itself at a step, or tell whoever will kill it."""
+    """Let this process kill itself at a step, or notify its parent when it has begun."""
     from psqlmessages.exchanges.engine import sql
 
     steps = count(1)

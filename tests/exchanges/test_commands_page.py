@@ -48,7 +48,7 @@ class Reader:
 
     def ask(self, block: str) -> None:
         for _, statement, expected in examples(block):
-            # What it tells of is done by another process.
+            # Another process may not have done this yet.
             wait_until(lambda: self.answers(statement, expected))  # noqa: B023
             assert_shown(self.shown, "\n".join(expected))
 

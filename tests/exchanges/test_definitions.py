@@ -47,7 +47,7 @@ def told_of(**changes: Any) -> list[str]:
 
 
 def told_of_destination(**changes: Any) -> list[str]:
-    """What is wrong with x1 whose one destination is this."""
+    """Return the errors of x1 if this is its only destination."""
     return told_of(dst=[{"queue": "eu", **changes}])
 
 
@@ -187,14 +187,11 @@ def test_written_definitions_are_read_again(some: list[DefinedExchange]):
 
 
 class NoMessages:
-    """A router that keeps the app out of "away"."""
-
     def allow_migrate(self, db: str, app_label: str, **_: object) -> bool | None:
         return None if db != "away" else app_label != "psqlmessages"
 
 
 def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
-    """Whether its server answers or not."""
     with namespace("lite", ENGINE="django.db.backends.sqlite3"):
         assert told_of_destination(ns="lite") == [
             "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
@@ -223,7 +220,7 @@ def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null():
     assert [files.parse(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
     values = {"true": True, "FALSE": False, "~": None, "": None, "-12": -12, "'12'": "12"}
     assert {word: files.parse(f"key: {word}")["key"] for word in values} == values
-    # What begins with a brace is JSON, even behind a byte order mark; what is there twice, twice.
+    # Text that begins with a brace is JSON, even after a byte order mark.
     assert files.parse(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
     same = {"src": {"queue": "a"}}
     document = {"exchanges": {"x": same, "y": same}}

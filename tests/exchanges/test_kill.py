@@ -20,10 +20,10 @@ from tests.reliability.counts import report, size
 pytestmark = [pytest.mark.usefixtures("committing"), pytest.mark.timeout(600)]
 
 FAULT = "an exchange, worker or Spark job is killed"
-# So many statements a batch has, with those that come before the first; and a few of the next.
+# The statements of a batch and those before the first one, and a few of the next batch.
 STEPS = 16
 KILLS = size(5, 100)
-# Each kill costs a start of the process, so one of each kind is enough for every day.
+# Each kill restarts the process: only one test of each kind runs daily.
 NIGHTLY = pytest.mark.nightly
 EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
 FLOWS = {"within": ("b", "c"), "between": ("b", "eu/b", "eu/c"), "between, popped": ("b", "eu/b")}
@@ -43,7 +43,7 @@ Dies = Callable[[str, float], None]
 
 @pytest.fixture
 def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
-    """A process that runs workers, each of which is killed as it is told."""
+    """Run workers in a process; each worker is killed as requested."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.exchanges.killed_workers"],
         env=environment_of(server), cwd=ROOT, text=True,
@@ -93,7 +93,6 @@ def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str,
 
 
 def report_kills(case: str, kills: int, pushed: list[str], queues: dict[str, list[str]]) -> None:
-    """Report how many pushed elements the destinations lack, or have twice."""
     lost = sum(len(set(pushed) - set(bodies)) for bodies in queues.values())
     doubled = sum(len(bodies) - len(set(bodies)) for bodies in queues.values())
     report(FAULT, case, kills=kills, elements=len(pushed), lost=lost, duplicated=doubled)
@@ -134,7 +133,7 @@ def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, k
 
 
 def shares_of_two() -> list[int]:
-    """How many elements each of two workers has routed, as far as they have written it."""
+    """Return how many elements each of two workers has routed, as far as stored."""
     shares = [row.count for row in ExchangeCount.objects.filter(outcome="ok")]
     return shares + [0] * (2 - len(shares))
 
@@ -146,7 +145,6 @@ def test_two_processes_share_the_work(field: Field, server: TestedServer):
         for process in processes:
             assert process.stderr.readline() == "running x1; press Ctrl-C to stop\n"
         pushed = 0
-        # One of the two may stand still for a while.
         while pushed < 2_000 or (min(shares_of_two()) <= 200 and pushed < 200_000):
             field.default.push_many("a", [str(pushed + number) for number in range(500)])
             pushed += 500

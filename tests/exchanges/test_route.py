@@ -135,7 +135,7 @@ def test_the_time_is_given_with_a_zone_or_not_at_all():
 
 
 def test_neither_django_nor_psycopg_is_needed():
-    # The package's own __init__ brings the client; executors import it too.
+    # The package's own __init__ would import the client.
     program = (
         "import sys, types; p = types.ModuleType('psqlmessages')\n"
         "p.__path__ = ['psqlmessages']; sys.modules['psqlmessages'] = p\n"

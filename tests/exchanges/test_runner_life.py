@@ -58,7 +58,7 @@ def test_definitions_are_taken_up_while_it_runs(field: Field):
 
 @pytest.fixture
 def _changed_as_it_is_read(committing: None, field: Field) -> Iterator[None]:
-    """The definition of x1 changes once, between the reading of its row and its destinations."""
+    """Change the definition of x1 after its row and before its destinations are read."""
     is_changed = False
 
     def change(execute: Callable[..., Any], sql: str, *given: Any) -> Any:
@@ -152,7 +152,7 @@ def test_a_stop_finishes_the_current_batch_and_frees_the_rest(field: Field):
     field.default.push("a", "late")
     leave.set()
     thread.stop()
-    # The third may have been taken ahead, and asked for, before it was told.
+    # The third element may have been taken before the stop.
     moved = field.default.bodies("b")
     assert (moved, len(asked)) in ((["1", "2"], 2), (["1", "2", "3"], 3))
     answer = field.default.query("SELECT string_agg(body, ',') FROM messages.pop('W', 'a', 9)")
@@ -178,7 +178,7 @@ def test_work_is_counted(field: Field):
     ok = rows["ok", -1]
     assert sum(ok.buckets) == 3
     assert 0 < ok.selector_seconds < ok.seconds < 30
-    # What might have been accepted, as a selector failed, is not discarded.
+    # If a selector failed, the element is not discarded.
     others = ExchangeCount.objects.filter(destination=-1, count__gt=0).exclude(exchange__name="x1")
     assert set(others.values_list("exchange__name", "outcome", "count")) == {
         ("x2", "discarded", 2), ("x3", "discarded", 1), ("x3", "no_route", 2)

@@ -23,7 +23,7 @@ Code = Callable[[Callable[[SelectorContext], Any]], str]
 
 @pytest.fixture
 def code(monkeypatch) -> Code:
-    """Registers a function for the time of a test; gives the selector that chooses it."""
+    """Register a function for this test; return the selector that names it."""
     names = (f"test.{number}" for number in count())
     monkeypatch.setattr(selectors, "_functions", {})
 
@@ -140,11 +140,9 @@ def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code):
     def mine(env: SelectorContext) -> bool:
         return True
 
-    # Its module may be loaded again.
     name = code(mine).removeprefix("@")
     selector(name)(mine)
     with pytest.raises(ValueError, match="is registered already"):
         selector(name)(lambda env: False)
     assert asked(f"@{name}").is_taken
-    # Nobody can tell whether it looks at the body.
     assert Selector(f"@{name}").needs_body

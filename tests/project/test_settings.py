@@ -17,7 +17,6 @@ from tests.conftest import TestedServer
 from tests.web.conftest import new_site, sites, world
 from tests.web.site import Site
 
-# Fixtures are found here by their names.
 __all__ = ["new_site", "sites", "world"]
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,6 @@ PRODUCTION = {
 
 
 def python(server: TestedServer, *arguments: str, **variables: str) -> str:
-    """What Python prints, with these variables in the environment."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         env={**os.environ, "DATABASE_URL": server.url(), **variables},

@@ -23,11 +23,9 @@ Connect = Callable[..., psycopg.Connection]
 
 
 class Receiver(Queue[Event]):
-    """A handler that keeps what it is called with."""
-
     @classmethod
     def of(cls, bus: Any, channel: str = "A") -> Receiver:
-        """What a bus hears from now on of a channel."""
+        """Subscribe to a channel; return its queue of events."""
         receiver = cls()
         bus.subscribe(channel)
         bus.on(channel, receiver)
@@ -43,7 +41,6 @@ class Receiver(Queue[Event]):
         return self.event().payload
 
     def payloads(self, last: object) -> list[Any]:
-        """All payloads before that of the last message."""
         return list(iter(self.payload, last))
 
 
@@ -54,8 +51,6 @@ def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
 
 
 class Listener:
-    """A plain connection: what it receives is what travelled."""
-
     def __init__(self, connection: psycopg.Connection) -> None:
         self._connection = connection
         self._came: list[str] = []
@@ -72,8 +67,6 @@ class Listener:
 
 
 class DrivenPubSub(Driven):
-    """AsyncPubSub, which the test's thread uses as it uses PubSub."""
-
     kind = AsyncPubSub
 
 

@@ -16,7 +16,7 @@ from tests.pubsub.conftest import Listener
 
 
 class AsyncReceiver(asyncio.Queue[Event]):
-    """What a bus hears of channel A, by a handler that is a coroutine function."""
+    """A queue of the events of channel A, filled by a coroutine function."""
 
     @classmethod
     async def of(cls, bus: AsyncPubSub) -> AsyncReceiver:

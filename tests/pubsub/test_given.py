@@ -44,7 +44,7 @@ def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener:
     assert listener.segments() == ["@1", "@3"]
     with given.transaction(force_rollback=True):
         writer.publish("A", "never")
-    # What was sent is remembered for the transaction under way only.
+    # Segments are remembered only during the transaction.
     travelled = []
     for _ in range(2):
         with given.transaction():
@@ -105,7 +105,6 @@ def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, h
         with pytest.raises(psycopg.errors.InFailedSqlTransaction):
             use("A")
     given.execute("ROLLBACK")
-    # What could not be unsubscribed is still heard, and can be again.
     writer.publish("A", "works again")
     assert heard.payload() == "works again"
     assert writer.unsubscribe("A")
@@ -115,7 +114,6 @@ def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, h
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     writer: Any, given: Connection, superuser: Connection, listener: Listener
 ):
-    """The bus returns by itself, but what it is told to publish belonged to the transaction."""
     writer.subscribe("B")
     given.execute("BEGIN")
     end_backend(superuser, given)
@@ -156,7 +154,7 @@ def test_other_channels_stay_outside(
 
 
 def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, raw: Any):
-    """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
+    """The keep-alive repeats it after DISCARD ALL and after a rollback."""
     receiver = Receiver()
     # DISCARD ALL forgets prepared statements, and some versions of psycopg 3.2 do not notice.
     given.prepare_threshold = None
@@ -177,7 +175,7 @@ def test_close_leaves_it_open(writer: Any, given: Connection, new_bus: NewBus, m
     assert listens(given) == set()
     assert given.pgconn.notify_handler == handler
     assert not given.closed
-    # It is prompt though the owner is busy.
+    # It returns promptly while the owner uses the connection.
     monkeypatch.setattr(bus_connection, "_CLOSING_SECONDS", 0.2)
     bus = new_bus(given)
     bus.subscribe("A")

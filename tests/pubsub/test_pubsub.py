@@ -18,7 +18,7 @@ from tests.pubsub.conftest import SECONDS, Connect, Listener, NewBus, Receiver
 from tests.pubsub.test_format import json_values, texts
 
 MB = 1_000_000
-# The bus and its receiver outlive one example, and that does no harm.
+# All examples share the bus and its receiver.
 REAL = settings(
     max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -42,7 +42,7 @@ def test_published_bodies_arrive_unchanged(any_bus: NewBus, listener: Listener):
         "#IXh4" + "eHh4" * 1998 + "eH", "$h4" + "eHh4" * 666 + "eHg=",
     ]  # fmt: skip
     bus.publish("A", "я" * 5 * MB)
-    # Compared before the assertion: pytest would explain how 10 MB differ.
+    # Compare first: pytest would explain a difference of 10 MB.
     is_equal = receiver.payload() == "я" * 5 * MB
     assert is_equal
     assert bus.unsubscribe("A")
@@ -73,7 +73,6 @@ def test_every_text_and_json_value_arrives(bus: PubSub, receiver: Receiver, payl
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_long_messages_of_two_writers_arrive(any_bus: NewBus, receiver: Receiver, is_shared: bool):
-    """Two threads on one bus, or a bus for each."""
     first = any_bus()
     buses = [first, first if is_shared else any_bus()]
 

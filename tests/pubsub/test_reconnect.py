@@ -21,7 +21,7 @@ from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.pubsub.conftest import Connect, NewBus, Receiver, end_backend
 
-# Finds out soon that a network stalls; a machine that stands still is taken for one.
+# Detects a stalled network soon, but allows for pauses of a slow machine.
 WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2))
 
 Cut = Callable[[Any], None]
@@ -53,7 +53,7 @@ def long_one(_: object) -> Any:
 def test_a_connection_that_was_cut_comes_back_and_listens(
     any_bus: NewBus, new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
 ):
-    """One that was given is replaced by one with the same parameters."""
+    """A given connection is replaced by one with the same parameters."""
     bus = new_bus(connect(autocommit=False), options=QUICK) if is_given else any_bus(options=QUICK)
     receiver = Receiver.of(bus)
     bus.subscribe("B")
@@ -89,7 +89,6 @@ def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy):
 def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy):
     bus = stalling(interval=60.0)
     with bus._connection._io:
-        # The last keep-alive has had its answer.
         proxy.stall()
     started = monotonic()
     with pytest.raises(ConnectionLost):
@@ -124,7 +123,6 @@ def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog)
 
 @pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
 def test_a_call_over_a_lost_link_is_heard(any_bus: NewBus, raw: Any, superuser: psycopg.Connection):
-    """Its task waits meanwhile for a descriptor that is closed, and given away."""
     bus = any_bus(interval=600.0, options=WATCHFUL)
     receiver = Receiver.of(bus)
     try:

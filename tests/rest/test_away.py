@@ -22,7 +22,6 @@ WAITS = "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now
 
 @pytest.fixture
 def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
-    """Networks to the namespaces `default` and `far`, both of which are the test database."""
     known = connection.settings_dict
     with ExitStack() as stack:
         made = [Proxy(str(known["HOST"] or "127.0.0.1"), int(known["PORT"])) for _ in range(2)]
@@ -31,8 +30,8 @@ def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
 
 @pytest.fixture
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
-    """Wanda at a site whose namespaces are reached through the proxies."""
-    # An answer that does not come is waited for.
+    """Wanda at a site that reaches its namespaces through the proxies."""
+    # The site waits this long for an answer.
     seconds = {"rest.pool.ANSWER": 4, "client.queue_listener.ANSWER": 4}
     given = {key: connection.settings_dict[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD")}
     default, far = ({**given, "HOST": "127.0.0.1", "PORT": proxy.port} for proxy in ways)
@@ -43,7 +42,7 @@ def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Ca
     caller = Caller(site, bearer(site, "wanda", "worker"))
     yield caller
     caller.close()
-    # Django's own connection waits for the server, and would for minutes.
+    # Django's own connection would wait for minutes.
     assert site.process is not None
     site.process.kill()
     site.process.wait()
@@ -62,7 +61,6 @@ def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: t
 
     assert far.call("GET", "q").json == {"namespaces": ["default", "far"]}
     assert at_far("POST", b"x").status == 201
-    # It is the same database here, by another way.
     assert far.take("orders").data == b"x"
     waiting = waits_at_far()
     other.stall()
@@ -74,9 +72,8 @@ def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: t
         answer = at_far(method, body)
         assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert waiting.result(50).status == 503
-    # The other namespace goes on.
     assert far.push("orders").status == 201
-    # Without the one that holds the users, nobody knows who calls.
+    # Without the default database users cannot be identified.
     usual.refuse()
     answer = far.call("GET", "q")
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")

@@ -17,7 +17,6 @@ from tests.sql.conftest import World
 from tests.web.browser import Visitors, browser, visitors
 from tests.web.site import ROOT, Site
 
-# Fixtures are found here by their names.
 __all__ = ["browser", "visitors"]
 
 PAGE = (ROOT / "docs/reference/rest.md").read_text(encoding="utf-8")
@@ -46,7 +45,6 @@ for path in ("/api/q/default/orders", "/api/docs"):
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Yield each command with what the page shows as its output."""
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
         for command, shown in re.findall(
             r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE

@@ -24,7 +24,6 @@ PERMISSIONS = [f"psqlmessages.{verb}_exchange" for verb in ("view", "add", "chan
 
 @pytest.fixture(autouse=True)
 def no_exchanges(rest: World):
-    """Begin and end without exchanges."""
     yield
     Exchange.objects.all().delete()
 

@@ -32,7 +32,6 @@ def test_a_pushed_body_is_returned_once_with_its_type(worker: Caller):
     assert datetime.fromisoformat(taken.headers["x-ks-mature"]).tzinfo is not None
     assert "x-ks-lease" not in taken.headers
     assert worker.take("orders").status == 504
-    # No browser makes anything of a body.
     worker.push("orders", b"<script>alert(1)</script>", "text/html")
     headers = worker.take("orders").headers
     assert "sandbox" in headers["content-security-policy"]
@@ -120,7 +119,6 @@ def test_a_lease_is_committed_once_or_given_back_with_one_more_try(worker: Calle
     assert worker.call("PATCH", at("orders", "rollback", taken.lease)).status == 404
     taken = worker.take("orders", to=30, reserve=1, duration=0.2)
     assert (taken.data, taken.headers["x-ks-tries"]) == (b"kept", "1")
-    # This one ends by itself.
     taken = worker.take("orders", to=30, reserve=1)
     assert taken.headers["x-ks-tries"] == "2"
     assert worker.call("PATCH", at("orders", "commit", taken.lease)).json == {"done": True}
@@ -209,7 +207,6 @@ def test_pushes_wake_all_waiting_nodes_in_their_order(caller: Callable[..., Call
     assert first.result(30).data == b"1"
     one.push("orders", b"2")
     assert second.result(30).data == b"2"
-    # One push of two serves two.
     first, second = waits(one, "orders", "first"), waits(one, "orders", "second")
     rest.owner.ok("push_many", "worker", "orders", ["1", "2"])
     assert {first.result(30).data, second.result(30).data} == {b"1", b"2"}
@@ -273,7 +270,7 @@ def test_names_of_queues_that_no_rule_gives_are_not_where_to_go_on(worker: Calle
 
 
 def test_missing_objects_are_404(worker: Caller):
-    # Its status before the first push is the status after it, without the push.
+    # The status before the first push equals the status after it, except for the counts.
     unused = worker.call("GET", at("orders.unused", "status")).json
     assert worker.take("orders.unused").status == 504
     unknown = worker.call("PATCH", at("orders.unused", "pause"))
