@@ -67,18 +67,9 @@ LEFTOVERS = {
         CREATE TRIGGER old BEFORE INSERT ON psqlmessages_topic
             EXECUTE FUNCTION messages._before_rules_change()
     """,
-    "fewer parameters": """
-        CREATE FUNCTION messages.topic_send(text, text) RETURNS json LANGUAGE sql
-            AS $$ SELECT '{}'::json $$
-    """,
     "another result": """
         DROP FUNCTION messages.evaluate();
         CREATE FUNCTION messages.evaluate() RETURNS int LANGUAGE sql AS 'SELECT 1'
-    """,
-    "another name of a parameter": """
-        DROP FUNCTION messages.init(text);
-        CREATE FUNCTION messages.init(name text) RETURNS json LANGUAGE sql
-            AS $$ SELECT '{}'::json $$
     """,
     "another name of a column": "ALTER TABLE messages._evaluation RENAME xact TO pid",
     "another view": """

@@ -152,13 +152,6 @@ def test_connections_over_a_network_without_bounds_are_a_warning(monkeypatch):
         assert missing is None or missing in found[0].msg
 
 
-@pytest.mark.usefixtures("of_another_version")
-def test_functions_of_another_version_are_a_warning_that_names_the_cure():
-    (found,) = check_databases(databases=["default"])
-    assert (found.id, found.level) == ("psqlmessages.W102", checks.WARNING)
-    assert "python manage.py psqlmessages --database default install" in str(found.hint)
-
-
 def test_missing_functions_are_reported_if_once_installed(shop: World, changed: Changed):
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     assert ids(check_databases(databases=["default"])) == ["psqlmessages.W102"]
@@ -186,7 +179,7 @@ from django.conf import settings
 from django.core.management import call_command
 
 settings.configure(
-    ROOT_URLCONF="psqlmessages.urls", SECRET_KEY="a",
+    ROOT_URLCONF="psqlmessages.urls", SECRET_KEY="a", ALLOWED_HOSTS=["*"],
     INSTALLED_APPS=[
         "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.postgres",
         "psqlmessages",
@@ -196,10 +189,17 @@ settings.configure(
 django.setup()
 call_command("check", database=[])
 call_command("psqlmessages", "--help")
+from django.test import Client
+
+for path in ("/api/q/default/orders", "/api/docs"):
+    answer = Client().get(path)
+    print(answer.status_code, answer.json()["detail"])
 """
 
 
-def test_commands_work_without_the_extras():
+def test_without_the_extras_commands_work_and_the_api_says_what_to_install():
     run = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS]
     said = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert "doctor" in said.stdout, said.stdout + said.stderr
+    line = "501 The API needs django-ninja: pip install 'psqlmessages[web]'.\n"
+    assert said.stdout.endswith(2 * line)

@@ -92,14 +92,6 @@ def test_it_fails_with_the_problem_its_reason_and_its_fix(shop: World, capsys):
     assert capsys.readouterr().err.startswith("psqlmessages: connection failed")
 
 
-def test_a_database_without_the_functions(examined: RunCheck, changed: Changed):
-    changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
-    found = examined(doctor_checks.installed)
-    fix = "python manage.py psqlmessages install"
-    assert (found.state, found.fix) == (FindingState.WRONG, fix)
-    assert {examined(check).state for check in (owners, expired_bodies)} == {FindingState.UNKNOWN}
-
-
 def test_prune_removes_expired_bodies_left_behind(shop: World, examined: RunCheck, capsys):
     # The housekeeping of another session, such as a hub's, may be faster.
     for _ in range(5):
@@ -161,10 +153,6 @@ PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
     ),
     "a dead worker": (doctor_tables.dead_nodes, "worker: registered, but the connection", crash),
     "a pooler": (doctor_checks.pooler, "shares connections by transaction", lambda _: None),
-    "old functions": (
-        doctor_checks.installed, "functions of another version: 0123456789abcdef",
-        lambda shop: shop.execute("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'"),
-    ),
     "an open transaction": (
         doctor_checks.open_transactions, "(user1, no name) has been in a transaction",
         leave_a_transaction_open,

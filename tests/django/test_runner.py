@@ -37,8 +37,7 @@ class Seen:
         self.bodies.append(body)
 
     def wait_for(self, number: int) -> list[object]:
-        for each in range(number):
-            wait_until(lambda each=each: len(self.bodies) > each)
+        wait_until(lambda: len(self.bodies) >= number)
         return list(self.bodies)
 
 

@@ -46,11 +46,6 @@ def told_of(**changes: Any) -> list[str]:
     return told({"exchanges": {"x1": {**X1, **changes}}})
 
 
-def told_of_destination(**changes: Any) -> list[str]:
-    """Return the errors of x1 if this is its only destination."""
-    return told_of(dst=[{"queue": "eu", **changes}])
-
-
 def test_an_exchange_is_read_with_its_defaults_and_written_again():
     a, audit, b = (QueueRef("default", name) for name in ("a", "audit", "b"))
     dst = [*X1["dst"], {"queue": "b", "selector": None}]
@@ -193,7 +188,7 @@ class NoMessages:
 
 def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
     with namespace("lite", ENGINE="django.db.backends.sqlite3"):
-        assert told_of_destination(ns="lite") == [
+        assert told_of(dst=[{"queue": "eu", "ns": "lite"}]) == [
             "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
         ]
         assert namespaces() == ["default", "away"]
@@ -201,7 +196,7 @@ def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
         {"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}}
     )
     settings.DATABASE_ROUTERS = ["tests.exchanges.test_definitions.NoMessages"]
-    assert told_of_destination(ns="away") == [
+    assert told_of(dst=[{"queue": "eu", "ns": "away"}]) == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."
     ]
 

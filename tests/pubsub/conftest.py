@@ -14,7 +14,7 @@ from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.pubsub import Event
 from tests.client.nodes import Driven, end
 from tests.conftest import TestedServer
-from tests.django.waiting import wait_until
+from tests.sql.conftest import Program
 
 SECONDS = 60
 
@@ -48,22 +48,6 @@ def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
     pid = connection.info.backend_pid
     ended = superuser.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,)).fetchone()
     assert ended == (True,)
-
-
-class Listener:
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self._connection = connection
-        self._came: list[str] = []
-        connection.add_notify_handler(lambda notify: self._came.append(notify.payload))
-        connection.execute('LISTEN "A"')
-
-    def segments(self) -> list[str]:
-        self._connection.execute("NOTIFY \"A\", 'fence'")
-        wait_until(lambda: "fence" in self._came or not self._connection.execute("SELECT 1"))
-        *found, fence = self._came
-        assert fence == "fence"
-        self._came.clear()
-        return found
 
 
 class DrivenPubSub(Driven):
@@ -118,8 +102,11 @@ def raw(connect: Connect) -> Callable[[str], object]:
 
 
 @pytest.fixture
-def listener(connect: Connect) -> Listener:
-    return Listener(connect())
+def listener(server: TestedServer) -> Iterator[Program]:
+    """A plain connection: its payloads are the segments that travelled."""
+    with closing(Program(server.url("user2"))) as program:
+        program.execute('LISTEN "A"')
+        yield program
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from psqlmessages import AsyncPubSub
 from psqlmessages.pubsub import Event
 from tests.client.nodes import in_a_loop
 from tests.conftest import TestedServer
-from tests.pubsub.conftest import Listener
+from tests.sql.conftest import Program
 
 
 class AsyncReceiver(asyncio.Queue[Event]):
@@ -32,7 +32,7 @@ class AsyncReceiver(asyncio.Queue[Event]):
 @pytest.mark.parametrize("autocommit", [True, False])
 @in_a_loop
 async def test_a_connection_that_is_given_is_used_with_its_transactions(
-    server: TestedServer, listener: Listener, autocommit: bool
+    server: TestedServer, listener: Program, autocommit: bool
 ):
     given = await psycopg.AsyncConnection.connect(server.url("user2"), autocommit=autocommit)
     async with given:
@@ -43,7 +43,7 @@ async def test_a_connection_that_is_given_is_used_with_its_transactions(
         async with given.transaction():
             for _ in range(3):
                 await bus.publish("A", "x" * 20_000)
-            assert listener.segments() == ["!at once"]
+            assert listener.payloads() == ["!at once"]
         assert [await receiver.payload() for _ in range(3)] == ["x" * 20_000] * 3
         await asyncio.gather(*(given.execute("SELECT pg_sleep(0.001)") for _ in range(30)))
         await given.rollback()

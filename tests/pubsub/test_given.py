@@ -12,7 +12,8 @@ from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import bus_connection
 from tests.client.programs import PROMPTLY
 from tests.django.waiting import wait_until
-from tests.pubsub.conftest import SECONDS, Connect, Listener, NewBus, Receiver, end_backend
+from tests.pubsub.conftest import SECONDS, Connect, NewBus, Receiver, end_backend
+from tests.sql.conftest import Program
 
 
 @pytest.fixture
@@ -34,14 +35,14 @@ def listens(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
 
 
-def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Listener):
+def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Program):
     with given.transaction():
         writer.publish("A", 1)
         with given.transaction(force_rollback=True):
             writer.publish("A", 2)
         writer.publish("A", 3)
-        assert listener.segments() == []
-    assert listener.segments() == ["@1", "@3"]
+        assert listener.payloads() == []
+    assert listener.payloads() == ["@1", "@3"]
     with given.transaction(force_rollback=True):
         writer.publish("A", "never")
     # Segments are remembered only during the transaction.
@@ -49,26 +50,26 @@ def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener:
     for _ in range(2):
         with given.transaction():
             writer.publish("A", "x" * 8000)
-        travelled.append(listener.segments())
+        travelled.append(listener.payloads())
     assert travelled[0] == travelled[1]
     assert len(travelled[0]) == 2
 
 
-def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Listener):
+def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Program):
     for autocommit in (True, False):
         connection = connect(autocommit=autocommit)
         bus = new_bus(connection)
         receiver = Receiver.of(bus)
         bus.publish("A", "at once")
-        assert listener.segments() == ["!at once"]
+        assert listener.payloads() == ["!at once"]
         assert receiver.event() == (connection.info.backend_pid, "A", "at once")
         bus.close()
     writer = new_bus(connection)
     connection.execute("SELECT 1")
     writer.publish("A", "at commit")
-    assert listener.segments() == []
+    assert listener.payloads() == []
     connection.commit()
-    assert listener.segments() == ["!at commit"]
+    assert listener.payloads() == ["!at commit"]
 
 
 def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, receiver: Receiver):
@@ -112,7 +113,7 @@ def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, h
 
 
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
-    writer: Any, given: Connection, superuser: Connection, listener: Listener
+    writer: Any, given: Connection, superuser: Connection, listener: Program
 ):
     writer.subscribe("B")
     given.execute("BEGIN")
@@ -121,7 +122,7 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     with pytest.raises(ConnectionLost, match="during a transaction"):
         writer.publish("A", "x")
     writer.publish("A", "alone")
-    assert listener.segments() == ["!alone"]
+    assert listener.payloads() == ["!alone"]
 
 
 def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Receiver):
@@ -196,8 +197,8 @@ def test_a_connection_that_its_owner_closes_ends_the_bus(writer: Any, given: Con
         writer.publish("A")
 
 
-def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Listener):
+def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Program):
     with given.pipeline(), pytest.raises(psycopg.NotSupportedError, match="pipeline mode"):
         writer.publish("A", "x")
     writer.publish("A", "y")
-    assert listener.segments() == ["!y"]
+    assert listener.payloads() == ["!y"]

@@ -14,8 +14,9 @@ from psqlmessages.pubsub import Event
 from psqlmessages.pubsub.segments import cut
 from tests.client.nodes import offered
 from tests.django.waiting import wait_until
-from tests.pubsub.conftest import SECONDS, Connect, Listener, NewBus, Receiver
+from tests.pubsub.conftest import SECONDS, Connect, NewBus, Receiver
 from tests.pubsub.test_format import json_values, texts
+from tests.sql.conftest import Program
 
 MB = 1_000_000
 # All examples share the bus and its receiver.
@@ -25,7 +26,7 @@ REAL = settings(
 )
 
 
-def test_published_bodies_arrive_unchanged(any_bus: NewBus, listener: Listener):
+def test_published_bodies_arrive_unchanged(any_bus: NewBus):
     bus, receiver, called = any_bus(), Receiver(), []
     assert bus.subscribe("A")
     assert not bus.subscribe("A")
@@ -37,10 +38,6 @@ def test_published_bodies_arrive_unchanged(any_bus: NewBus, listener: Listener):
     pid = bus.connection.info.backend_pid
     assert [receiver.event() for _ in payloads] == [Event(pid, "A", each) for each in payloads]
     wait_until(lambda: len(called) == len(payloads))
-    assert listener.segments() == [
-        "", "!", "!text", '@{"a":1}', "$IcOp", "!" + "x" * 7998,
-        "#IXh4" + "eHh4" * 1998 + "eH", "$h4" + "eHh4" * 666 + "eHg=",
-    ]  # fmt: skip
     bus.publish("A", "я" * 5 * MB)
     # Compare first: pytest would explain a difference of 10 MB.
     is_equal = receiver.payload() == "я" * 5 * MB
@@ -141,7 +138,7 @@ def test_a_channel_of_any_name_works_and_of_a_bad_name_is_refused_everywhere(bus
                 use(name)
 
 
-def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: Listener):
+def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: Program):
     bad: list[tuple[Any, type[Exception], str]] = [
         (b"x", TypeError, "type bytes cannot be sent"),
         ({1, 2}, TypeError, "type set cannot be sent: Object of type set is not JSON"),
@@ -155,7 +152,7 @@ def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: List
         with pytest.raises(error, match=text):
             bus.publish("A", payload)
     bus.publish("A", "good")
-    assert listener.segments() == ["!good"]
+    assert listener.payloads() == ["!good"]
     assert bus.counters.published == 1
 
 
