@@ -52,7 +52,7 @@ class Driven:
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._driven = self._do(self.kind, *arguments, **named)
 

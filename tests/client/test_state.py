@@ -1,4 +1,4 @@
-"""The state of a node, without a database: what came, who waits, what is registered and due."""
+"""The state of a node, without a database: arrivals, reconnects, probes, handlers."""
 
 import json
 from datetime import timedelta

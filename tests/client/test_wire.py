@@ -1,4 +1,4 @@
-"""The payload and the body: what is written is read back, what is malformed is refused."""
+"""Payloads, headers and bodies: valid ones are read back, malformed ones are refused."""
 
 import json
 import math

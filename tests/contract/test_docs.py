@@ -1,4 +1,4 @@
-"""README and docs say what is: functions, errors and examples are compared with the database."""
+"""README and docs agree with the database: functions, errors and examples."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Installation: what is in the database is what the scripts say, whatever was there before."""
+"""Installation: the database equals the scripts, from any earlier state."""
 
 from collections.abc import Iterator
 from io import StringIO

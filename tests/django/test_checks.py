@@ -188,12 +188,12 @@ settings.configure(
 )
 django.setup()
 call_command("check", database=[])
-call_command("psqlmessages", "--help")
 from django.test import Client
 
 for path in ("/api/q/default/orders", "/api/docs"):
     answer = Client().get(path)
     print(answer.status_code, answer.json()["detail"])
+call_command("psqlmessages", "--help")
 """
 
 
@@ -202,4 +202,4 @@ def test_without_the_extras_commands_work_and_the_api_says_what_to_install():
     said = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert "doctor" in said.stdout, said.stdout + said.stderr
     line = "501 The API needs django-ninja: pip install 'psqlmessages[web]'.\n"
-    assert said.stdout.endswith(2 * line)
+    assert 2 * line in said.stdout

@@ -1,4 +1,4 @@
-"""manage.py psqlmessages run: a process that handles until it is told to end."""
+"""manage.py psqlmessages run: a process that handles messages until a signal ends it."""
 
 import signal
 import subprocess
@@ -71,14 +71,14 @@ def test_a_signal_ends_the_worker_after_its_message(shop: World, sender: Program
         # Meanwhile an RPC is answered, and another message waits.
         sender.ok("rpc", "worker", "ticket", "hello")
         assert answer_to(sender)["Body"] == "you said hello"
-        sender.ok("topic_send", "ORDERS", "at hand")
+        sender.ok("topic_send", "ORDERS", "current")
         shop.wait_for(BLOCKED, 1)
         sender.ok("topic_send", "ORDERS", "too late")
         interrupt(worker, signal.SIGTERM)
         work.query("SELECT pg_advisory_unlock(%s)", WORK)
         _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
-    assert [group.name for group in Group.objects.all()] == ["at hand"]
+    assert [group.name for group in Group.objects.all()] == ["current"]
     assert "handled 2 in" in said
     assert shop.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'worker'") == 0
 

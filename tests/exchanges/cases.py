@@ -1,7 +1,4 @@
-"""Cases: what any runner of exchanges has to make of what was pushed.
-
-Each gets a field, and a callable that runs all exchanges until no source has anything to take.
-"""
+"""Cases for every runner of exchanges; `run_until_idle` runs all until no source has elements."""
 
 from collections.abc import Callable
 from typing import Any

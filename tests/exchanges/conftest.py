@@ -16,6 +16,7 @@ from psqlmessages.exchanges.store import permissions
 from tests.conftest import TestedServer
 from tests.django.processes import manage
 from tests.exchanges.field import EMPTY, Bed, Field
+from tests.project.example import own_database
 
 EU = "test_exchanges_eu"
 TypeIn = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,15 +24,11 @@ TypeIn = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def eu_database(server: TestedServer) -> Iterator[TestedServer]:
-    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
-        superuser.execute(f"CREATE DATABASE {EU} OWNER {server.server.owner}")
-    second = TestedServer(server.server, EU)
-    assert manage(second, "migrate", "psqlmessages", timeout=250).returncode == 0
-    yield second
-    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        # The pipeline's tests import this fixture, so one session may create it twice.
-        superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
+    # The pipeline's tests import this fixture, so one session may create it twice.
+    with own_database(server, EU):
+        second = TestedServer(server.server, EU)
+        assert manage(second, "migrate", "psqlmessages", timeout=250).returncode == 0
+        yield second
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""What hostile selectors cost: each case in a process of its own, which may crash.
+"""Measures hostile selectors, each in a process of its own, which may crash.
 
-Run as a program: reads [[expression, body], …] as JSON from its input, where a body is Python
-with n, the number of units that the expression may look at; prints what became of each. Seconds are
-those of the processor, as on a machine that adds numbers as fast as a common one.
+It reads [[expression, body], …] as JSON, where a body is Python with n, the number of units that
+the expression may read. Seconds are CPU seconds, corrected for a slow machine.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A process that is killed, again and again: for each line it reads it runs a worker that dies.
+"""Runs workers that are killed: a fork for each line of input; it prints the signal.
 
-Lines: "execute 5" (dies before the fifth statement), "asked 5" (after the fifth round trip),
-"after 0.3" (so many seconds after its first round trip), each with -9. It answers with the signal.
+"execute 5" kills before the fifth statement, "asked 5" after the fifth round trip, and "after 0.3"
+that many seconds after the first round trip.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Definitions of exchanges: what is wrong is told with its place, all of it at once."""
+"""Definitions of exchanges: all errors are reported together, each with its place."""
 
 import contextlib
 import json

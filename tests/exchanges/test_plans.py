@@ -1,4 +1,4 @@
-"""Plans: what a definition means for its loops. Lines: what a transaction ahead leaves."""
+"""Plans: loops and batches of a definition. Connections: prefetching the next batch."""
 
 from psqlmessages.exchanges import CompiledDestination, CompiledExchange, QueueRef, Selector
 from psqlmessages.exchanges.engine.batch import ExchangePlan

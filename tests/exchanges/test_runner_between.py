@@ -31,7 +31,7 @@ DUE = """
 
 
 @pytest.fixture
-def _patient(monkeypatch) -> None:
+def _slow_answers(monkeypatch) -> None:
     """A slow answer of the other database is not a failure."""
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 60)
     monkeypatch.setattr(remote, "_TIMEOUT", "SET LOCAL statement_timeout = '60s'")
@@ -41,7 +41,7 @@ def numbers(bed: Bed, queue: str) -> list[str]:
     return sorted(bed.bodies(queue), key=int)
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_slow_answers")
 @pytest.mark.parametrize("reserve", [True, False])
 def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, reserve: bool):
     field, eu = wide_field, wide_field.beds["eu"]
@@ -120,7 +120,7 @@ def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field
     assert sorted(eu.bodies("b")) == ["1", "1", "2", "2"]
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_slow_answers")
 def test_without_reserve_failures_in_another_database_lose_the_copy(wide_field: Field, away: None):
     field = wide_field
     field.define(x1=flow("a", "away/b", "eu/b", "b", reserve=False))
@@ -133,7 +133,7 @@ def test_without_reserve_failures_in_another_database_lose_the_copy(wide_field: 
     assert counts == {("failed", -1): 1, ("to", 1): 1, ("to", 2): 1}
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_slow_answers")
 def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field):
     field, eu = wide_field, wide_field.beds["eu"]
     selector = 'msg.headers.n == 2 ? {"headers": {"x": "' + "y" * 900 + '"}} : {}'

@@ -110,12 +110,12 @@ def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[
 
 def test_a_signal_ends_the_worker_after_the_current_batch(field: Field, held: Program):
     field.define(x1=flow("a", "b", wsize=1))
-    push_unheld(field, "in hand", "too late")
+    push_unheld(field, "current", "too late")
     process = told_to_end(field)
     held.query("SELECT pg_advisory_unlock(4711)")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
-    assert (field.default.bodies("a"), field.default.bodies("b")) == (["too late"], ["in hand"])
+    assert (field.default.bodies("a"), field.default.bodies("b")) == (["too late"], ["current"])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

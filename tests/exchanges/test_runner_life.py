@@ -1,4 +1,4 @@
-"""Workers: they wait without asking, take up what changes, and come back where a server goes."""
+"""Workers: they wait without polling, apply changes, and reconnect."""
 
 import threading
 from collections.abc import Callable, Iterator

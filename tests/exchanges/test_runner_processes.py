@@ -1,4 +1,4 @@
-"""Crews: while one loop is held up, others go on; what another had in hand is taken soon."""
+"""Several loops: others continue while one waits for a lock; freed elements are taken soon."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

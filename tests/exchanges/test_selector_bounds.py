@@ -1,4 +1,4 @@
-"""Selectors: what loops, allocates or backtracks is refused, or ends within a bound."""
+"""Selectors: loops are refused; memory, time and backtracking are bounded."""
 
 import json
 import subprocess

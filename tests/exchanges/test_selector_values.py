@@ -1,4 +1,4 @@
-"""Selectors: what an expression sees, and what its value means."""
+"""Selectors: the variables of an expression, and the meaning of its value."""
 
 import gc
 import sys

@@ -30,7 +30,7 @@ TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", 
 
 
 def exchange(definitions: str) -> None:
-    spark = session("mortal", "local[2]", **SMALL)
+    spark = session("exchange", "local[2]", **SMALL)
     exchanges = SparkExchanges(spark, lambda turn, _: print(turn, flush=True), tasks=2, span=1.0)
     exchanges.define(compile_exchanges(definitions, ()))
     exchanges.start().awaitTermination()

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: a driver's Java, and what a family of processes listens on."""
+"""Processes in /proc: the Java of a driver, and the addresses on which processes listen."""
 
 import os
 import signal

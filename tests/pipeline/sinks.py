@@ -1,4 +1,4 @@
-"""What the tests of the sink write to, and what they find there."""
+"""A topic and a queue for the tests of the sink, and their contents."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Exchanges on Spark: the same cases as a local worker's, and what is Spark's own."""
+"""Exchanges on Spark: the cases of a local worker, and Spark's own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

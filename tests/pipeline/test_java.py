@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said where none will do; most are scripts that play one."""
+"""The choice of Java, and the error if none is suitable; most are scripts that print a version."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the tests of traffic share: publishers, the table, and the same windows by SQL."""
+"""Publishers, the table of traffic, and the same windows computed by SQL."""
 
 from datetime import datetime, timedelta
 from itertools import product

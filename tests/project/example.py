@@ -88,7 +88,7 @@ class Example:
     def _read(self) -> str:
         try:
             news = os.read(self._screen, 4096).decode(errors="replace")
-        except OSError:  # nobody writes to the terminal any more
+        except OSError:  # the terminal is closed
             return ""
         self.shown += news
         return news

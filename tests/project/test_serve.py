@@ -1,4 +1,4 @@
-"""`make run`: what it shows, what it keeps, how it ends."""
+"""`make run`: its output, its files, and its end."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Fixtures: buses on the real database, what they hear, and a listener that sees the bytes."""
+"""Fixtures: buses on the real database, their events, and a connection that sees the segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AsyncPubSub: what coroutines add to what the other tests ask of both kinds of bus."""
+"""AsyncPubSub: coroutines, and cancellation."""
 
 from __future__ import annotations
 

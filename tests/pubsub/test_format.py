@@ -1,4 +1,4 @@
-"""The wire format to the byte: what is cut into segments is joined again, whoever interleaves."""
+"""The wire format: segments are cut and joined, also if writers interleave."""
 
 import base64
 from typing import Any

@@ -1,4 +1,4 @@
-"""PubSub on a connection that is given: its transactions, its owner, and what is left of it."""
+"""PubSub on a connection of the caller: transactions, other uses, and closing."""
 
 import threading
 from queue import Queue

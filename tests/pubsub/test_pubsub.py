@@ -1,4 +1,4 @@
-"""PubSub on the real database: what is published is heard, and what travels is the format."""
+"""PubSub on the real database: messages arrive, in the documented format."""
 
 import base64
 from concurrent.futures import ThreadPoolExecutor

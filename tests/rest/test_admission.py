@@ -1,4 +1,4 @@
-"""Who may call the API, as whom, and what keeps everybody else out."""
+"""Authentication and permissions of the API, and its limits."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What HTTP carries comes out of a queue as it went in."""
+"""Bodies and headers of HTTP come out of a queue unchanged."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A crowd of waiting readers: what it costs, and that each element goes to the first of them."""
+"""Many waiting readers: their cost, and the order in which they get elements."""
 
 import asyncio
 from collections import Counter
