@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from time import monotonic
 
 SECONDS = 110
@@ -40,7 +39,6 @@ class Program:
         self.printed = ""
 
     def until(self, text: str) -> str:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             self.printed += line
             if text in line:
@@ -55,7 +53,6 @@ class Program:
         return monotonic() - started
 
     def end(self) -> int:
-        assert self._process.stdout is not None
         self.printed += self._process.stdout.read()
         code = self._process.wait()
         self._watchdog.cancel()
@@ -65,17 +62,11 @@ class Program:
         self._watchdog.cancel()
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
 
-@contextmanager
-def started(*arguments: str, dsn: str) -> Iterator[Program]:
-    program = Program(list(arguments), dsn)
-    try:
-        yield program
-    finally:
-        program.close()
+def started(*arguments: str, dsn: str) -> "closing[Program]":
+    return closing(Program(list(arguments), dsn))
 
 
 def finished(

@@ -80,7 +80,14 @@ class Field:
 
     def define(self, **exchanges: dict[str, Any]) -> None:
         """Store definitions, written as in a file; queues may be given by name alone."""
-        document = {name: _written(exchange) for name, exchange in exchanges.items()}
+        document = {
+            name: exchange
+            | {
+                "src": _queue_document(exchange["src"]),
+                "dst": [_queue_document(each) for each in exchange["dst"]],
+            }
+            for name, exchange in exchanges.items()
+        }
         for exchange in definitions.parse_document({"exchanges": document}):
             repository.store(exchange, replace=True)
 
@@ -96,9 +103,9 @@ class Field:
             lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds
         )
 
-    def run_until_idle(self) -> None:
+    def run_until_idle(self, seconds: float = 90) -> None:
         with working():
-            self.until_idle()
+            self.until_idle(seconds)
 
     def close(self) -> None:
         for bed in self.beds.values():
@@ -108,14 +115,6 @@ class Field:
 def flow(source: str, *destinations: str | tuple[str, str], **consumer: Any) -> dict[str, Any]:
     """An exchange for `define`: destinations by name alone, or with a selector."""
     return {"consumer": consumer, "src": source, "dst": list(destinations)}
-
-
-def _written(exchange: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **exchange,
-        "src": _queue_document(exchange["src"]),
-        "dst": [_queue_document(destination) for destination in exchange["dst"]],
-    }
 
 
 def _queue_document(given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:

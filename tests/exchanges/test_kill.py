@@ -14,7 +14,7 @@ from django.db import connections
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.django.processes import ROOT, environment, start
-from tests.exchanges.field import Bed, Field, flow, working
+from tests.exchanges.field import Bed, Field, flow
 from tests.reliability.counts import report, size
 
 pytestmark = [pytest.mark.usefixtures("committing"), pytest.mark.timeout(600)]
@@ -29,24 +29,20 @@ EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE
 FLOWS = {"within": ("b", "c"), "between": ("b", "eu/b", "eu/c"), "between, popped": ("b", "eu/b")}
 
 
-def environment_of(server: TestedServer) -> dict[str, str]:
-    databases = {alias: dict(connections.settings[alias]) for alias in connections}
-    return {
-        **environment(server),
-        "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
-        "SITE_SETTINGS": json.dumps({"DATABASES": databases}),
-    }
-
-
 Dies = Callable[[str, float], None]
 
 
 @pytest.fixture
 def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
     """Run workers in a process; each worker is killed as requested."""
+    databases = {alias: dict(connections.settings[alias]) for alias in connections}
+    variables = {
+        "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
+        "SITE_SETTINGS": json.dumps({"DATABASES": databases}),
+    }
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.exchanges.killed_workers"],
-        env=environment_of(server), cwd=ROOT, text=True,
+        env=environment(server) | variables, cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
 
@@ -69,11 +65,6 @@ def all_queues(field: Field) -> dict[str, list[str]]:
     }
 
 
-def finish(field: Field) -> None:
-    with working():
-        field.until_idle(400)
-
-
 @pytest.mark.parametrize("how", ["execute", pytest.param("asked", marks=NIGHTLY)])
 @pytest.mark.parametrize("kind", [pytest.param("within", marks=NIGHTLY), "between"])
 def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str, how: str):
@@ -84,7 +75,7 @@ def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str,
         field.default.push_many("a", new)
         pushed += new
         dies(how, step)
-    finish(field)
+    field.run_until_idle(400)
     queues = all_queues(field)
     before = "before each statement" if how == "execute" else "after each round trip"
     report_kills(f"an exchange {kind} databases, {before}", STEPS, pushed, queues)
@@ -118,7 +109,7 @@ def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, k
         dies("after", round(chance.uniform(0, 0.2), 3))
     pushing.join()
     left = len(field.default.bodies("a"))
-    finish(field)
+    field.run_until_idle(400)
     field.beds.pop("pusher").close()
     print(f"\n{left} of {len(numbers)} elements left for the end")
     queues = all_queues(field)

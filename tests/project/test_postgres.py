@@ -51,7 +51,6 @@ def one(server: Server, query: str, user: str = "postgres") -> object:
 
 
 def pid_of(server: Server) -> int:
-    assert server.postmaster is not None
     return server.postmaster.pid
 
 

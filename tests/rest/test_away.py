@@ -43,7 +43,6 @@ def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Ca
     yield caller
     caller.close()
     # Django's own connection would wait for minutes.
-    assert site.process is not None
     site.process.kill()
     site.process.wait()
 
