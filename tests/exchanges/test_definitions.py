@@ -118,12 +118,10 @@ DEAD_END = "All its elements have too many hops: an exchange cannot move them."
 NO_FIELD = "Unknown field; the fields are"
 NO_TEXT = "is not text: put it in quotes."
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"consumer": {"parallel": "2"}}, "consumer.parallel: '2' is not a whole number."),
     ({"consumer": {"parallel": True}}, "consumer.parallel: True is not a whole number."),
     ({"consumer": {"reserve": "no"}}, "consumer.reserve: 'no' is not true or false."),
     ({"consumer": None}, "consumer: None is not a map of parallel, wsize, reserve."),
     ({"src": {}}, "src.queue: It is missing."),
-    ({"src": "orders"}, "src: 'orders' is not a map of ns, queue."),
     ({"src": {"queue": "__too_many_hops__"}}, f"src.queue: {DEAD_END}"),
     ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; at most 100 are allowed."),
     ({"src": {"queue": "\ud800"}},
@@ -137,7 +135,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
      f"dst[0].selector: {{'delay': 30}} {NO_TEXT}"),
     ({"run": True}, f"run: {NO_FIELD} consumer, src, dst, no_route, running."),
-    ({"no_route": False}, f"no_route: False {NO_TEXT}"),
     ({"no_route": "drop"}, "no_route: It is 'drop', but must be queue or discard."),
 ]  # fmt: skip
 
@@ -229,14 +226,12 @@ NO_YAML: list[tuple[str, str]] = [
     ),
     ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not supported"),
     ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' occurs twice"),
-    ("a:\n  'x': 1\n  x: 2", "line 3, column 3: the key 'x' occurs twice"),
     ("? [a]\n: 1", "line 1, column 3: a key must be a plain value"),
     ("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'"),
     ("\ta: 1", "line 1, column 1: found character '\\t' that cannot start any token"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
     ("[" * 50_000, "line 1, column 21: it is nested too deeply"),
     ("a: \ud800", "position 3: '\\ud800' is not a valid YAML character"),
-    ("a: \0", "position 3: '\\x00' is not a valid YAML character"),
 ]
 NO_JSON: list[tuple[bytes | str, str]] = [
     ('{"a": 1, "a": 2}', "It is not JSON: an object has the field 'a' twice."),
