@@ -39,7 +39,7 @@ def conversation(world: World) -> Iterator[World]:
 
 @pytest.fixture
 def long_closing(monkeypatch) -> None:
-    """Let a close that does not end at once last so long that no machine is as slow."""
+    """Let a close that hangs last longer than any slow machine would take."""
     for module in (async_session, session, async_queue_consumer):
         monkeypatch.setattr(module, "_CLOSING_SECONDS", LONG_CLOSING)
 

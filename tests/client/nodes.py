@@ -14,7 +14,7 @@ from tests.sql.conftest import World
 
 SOON = timedelta(seconds=60)
 NOW = timedelta(0)
-# Comes back quickly, and is not lost because the machine stands still.
+# Reconnects quickly; a slow machine does not count as a lost connection.
 QUICK = Options(
     backoff_min=timedelta(milliseconds=20), backoff_max=timedelta(milliseconds=200),
     probe_timeout=SOON, reconnect_wait=SOON,
@@ -36,7 +36,7 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 def offered(kind: type) -> dict[str, Any]:
-    """The public members of a class, and of each that can be called its parameters."""
+    """Return the public members of a class, and the parameters of each that can be called."""
     return {
         name: callable(member)
         and [(p.name, p.kind, p.default) for p in inspect.signature(member).parameters.values()]
@@ -52,7 +52,7 @@ class Driven:
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._driven = self._do(self.kind, *arguments, **named)
 
@@ -91,7 +91,6 @@ class Driven:
 
 
 def end(node: Any) -> None:
-    """Close a node or bus, driven or not."""
     node.end() if isinstance(node, Driven) else node.close()
 
 
@@ -115,7 +114,6 @@ def end_backend(world: World, ident: str = "NODE1") -> None:
 
 @contextmanager
 def running(node: Any) -> Iterator[None]:
-    """Let the node call its handlers, in a thread."""
     thread = threading.Thread(target=node.run)
     thread.start()
     try:

@@ -5,16 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from time import monotonic
 
 SECONDS = 110
-# Seconds. It takes milliseconds, and some seconds where a machine stands still now and then;
-# what hangs takes a minute, see `long_closing`, too.
+# Seconds within which a command must end. It would take LONG_CLOSING if something hung.
 PROMPTLY = 30
 LONG_CLOSING = 60.0
-# A close that does not end at once is to be told from a slow machine: it would take five seconds.
+# Closing waits 5 s at most: with 60 s, a close that hangs differs from a slow machine.
 COMMAND = f"""
 import sys
 from psqlmessages.client import async_queue_consumer, async_session, session
@@ -41,8 +39,6 @@ class Program:
         self.printed = ""
 
     def until(self, text: str) -> str:
-        """Read until a line has the text; return that line."""
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             self.printed += line
             if text in line:
@@ -57,7 +53,6 @@ class Program:
         return monotonic() - started
 
     def end(self) -> int:
-        assert self._process.stdout is not None
         self.printed += self._process.stdout.read()
         code = self._process.wait()
         self._watchdog.cancel()
@@ -67,17 +62,11 @@ class Program:
         self._watchdog.cancel()
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
         self._process.stdout.close()
 
 
-@contextmanager
-def started(*arguments: str, dsn: str) -> Iterator[Program]:
-    program = Program(list(arguments), dsn)
-    try:
-        yield program
-    finally:
-        program.close()
+def started(*arguments: str, dsn: str) -> "closing[Program]":
+    return closing(Program(list(arguments), dsn))
 
 
 def finished(

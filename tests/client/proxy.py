@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-# What a stalled network does not carry: what clients say, what servers answer, or neither.
+# What a stalled network loses: requests of clients, answers of servers, or both.
 Lost = Literal["requests", "answers", "all"]
-# Of Linux: a socket in repair goes without a word to the other end.
+# Linux: a socket in repair mode is closed without a packet to the other end.
 _TCP_REPAIR = 19
 _SECONDS = 60
 
 
 class Proxy:
-    """Forwards connections to a server; `stall` freezes those there are, new ones still work."""
+    """Forwards connections to a server; `stall` freezes the existing ones, new ones still work."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
@@ -33,15 +33,15 @@ class Proxy:
         self.port = self._listener.getsockname()[1]
 
     def stall(self, lost: Lost = "all", *, new: bool = False) -> None:
-        """Forward nothing more on the connections there are, with `new` on later ones neither."""
+        """Stop forwarding on existing connections, with `new` on later ones too."""
         self._do(lambda: self._freeze(lost, new=new))
 
     def forget(self) -> None:
-        """Let new connections work; those there are stay stalled for ever, as behind a firewall."""
+        """Let new connections work; existing ones stay stalled, as behind a firewall."""
         self._do(lambda: setattr(self, "_is_stalling_new", False))
 
     def heal(self) -> None:
-        """Forward again, first what came meanwhile, as TCP does: nothing was lost."""
+        """Forward again, also the delayed data, as TCP does."""
         self._do(self._thaw)
 
     def refuse(self) -> None:
@@ -49,7 +49,7 @@ class Proxy:
         self._do(lambda: (self._freeze("all", new=False), self._listener.close()))
 
     def vanish(self) -> None:
-        """Be a host that loses its power: the server is told nothing. Needs CAP_NET_ADMIN."""
+        """Act like a host that loses its power: send no FIN or RST. Needs CAP_NET_ADMIN."""
         self._do(self._leave_silently)
 
     @contextmanager
@@ -65,8 +65,6 @@ class Proxy:
             ends = (*self._clients, *self._servers)
             for one in (*ends, self._listener, self._wake, self._woken):
                 one.close()
-
-    # What other threads ask for, done by the one that forwards
 
     def _do(self, order: Callable[[], object]) -> None:
         is_done = threading.Event()
@@ -92,8 +90,6 @@ class Proxy:
             one.close()
         self._servers.clear()
         self._clients.clear()
-
-    # Forwarding
 
     def _forward(self) -> None:
         while not self._is_ending:

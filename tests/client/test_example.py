@@ -22,7 +22,6 @@ EXAMPLES = ("asking", "asking_async", "reading", "booking", "packing")
 
 
 def program(server: TestedServer, name: str) -> str:
-    """A program of the page, with the address of the test database."""
     text = PROGRAMS[name]
     for role in ("user1", "user2"):
         text = text.replace(f"dbname=app user={role}", server.url(role))

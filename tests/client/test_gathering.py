@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from psqlmessages import AsyncNode, Element, Node, exceptions
-from psqlmessages.client.calls import raise_for_error
-from psqlmessages.client.gateway import Gateway
 from tests.client.nodes import QUICK, SOON, in_a_loop
 from tests.sql.conftest import World
 
@@ -22,7 +20,7 @@ TASKS, CALLS = 20, 12
 LARGE, TOO_LARGE = "x" * 9_000, "x" * 30_000
 FUNCTIONS = ("send", "request", "publish", "push", "push with a key", "commit")
 ELEMENTS = "SELECT id, body FROM messages.list_queued(ARRAY[%s]) ORDER BY id"
-# Without a connection at this moment, there is nothing to kill.
+# Kills nothing if there is no connection at this moment.
 KILL = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name IN ('psqlmessages NODE1', 'psqlmessages NODE3')
@@ -34,7 +32,7 @@ def gathering(conversation: World) -> Iterator[World]:
     """NODE1 may also publish to and push to names that begin with N; bodies are limited."""
     topics = (f"user1 NODE* Topic N{n} RW 60" for n in (1, 2))
     rights = ("Topic ORDERS RW 60", "Rpc NODE2 W 60")
-    others = (f"user1 {ident} {right}" for ident in ("G*", "NODE3") for right in rights)
+    others = (f"user1 NODE3 {right}" for right in rights)
     conversation.rules(*topics, *others, "user1 NODE* Queue N* RW 60")
     conversation.execute("UPDATE messages._settings SET max_body_bytes = 20000")
     yield conversation
@@ -62,20 +60,6 @@ class Outcome:
 
 
 @dataclass
-class GatewayNode:
-    """A node of a gateway, with methods of an AsyncNode."""
-
-    gateway: Gateway
-    ident: str
-
-    def __getattr__(self, function: str) -> Callable[..., Any]:
-        async def run(*arguments: str) -> None:
-            raise_for_error(await self.gateway.run(self.ident, function, *arguments))
-
-        return run
-
-
-@dataclass
 class NodeOfThreads:
     """A Node whose calls run in threads, with methods of an AsyncNode."""
 
@@ -87,14 +71,10 @@ class NodeOfThreads:
 
 @dataclass
 class Tasks:
-    """Tasks that share nodes: each makes calls one after the other, some of them refused.
-
-    Threads share one of them. Some are nodes of a gateway, which only send and ask.
-    """
+    """Tasks that share nodes, of which threads use one; some of their calls are refused."""
 
     node: AsyncNode
     threads: NodeOfThreads
-    gates: list[GatewayNode]
     chance: random.Random
     leases: list[Element]
     outcome: Outcome = field(default_factory=Outcome)
@@ -103,7 +83,6 @@ class Tasks:
         """Create a call; return its body, too, and whether it must be refused."""
         is_refused, at = self.chance.random() < 0.2, self.chance.choice("12")
         node: Any = self.chance.choice([self.node, self.threads])
-        sender: Any = self.chance.choice([node, *self.gates])
         if function == "commit":
             element = self.leases.pop()
             return self.node.commit("no" if is_refused else element), element.body, is_refused
@@ -112,9 +91,9 @@ class Tasks:
         else:
             text += TOO_LARGE if is_refused else self.chance.choice(["", LARGE])
         if function == "send":
-            call: Any = sender.topic_send("ORDERS" if len(at) == 1 else at, text)
+            call: Any = node.topic_send("ORDERS" if len(at) == 1 else at, text)
         elif function == "request":
-            call = sender.rpc("NODE2" if len(at) == 1 else at, "token", text)
+            call = node.rpc("NODE2" if len(at) == 1 else at, "token", text)
         elif function == "publish":
             call = node.publish(f"N{at}", text)
         else:
@@ -159,17 +138,10 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed
         closing.push_async_callback(threads.close)
         await threads.open()
         await threads.topic_notify("ORDERS")
-        gateway = Gateway("NODE1", url("user1"), options=QUICK)
-        closing.push_async_callback(gateway.close)
-        await gateway.open()
-        gates = [GatewayNode(gateway, f"G{n}") for n in range(4)]
-        for gate in gates:
-            await gate.init()
-            await gate.topic_notify("ORDERS")
         bodies = [f"leased {n:03}" for n in range(TASKS * CALLS)]
         await node.push_many("NLEASED", bodies)
         leases = await node.reserve("NLEASED", TASKS * CALLS, SOON)
-        tasks = Tasks(node, threads, gates, chance, leases)
+        tasks = Tasks(node, threads, chance, leases)
         async with asyncio.TaskGroup() as group:
             for task in range(TASKS):
                 group.create_task(tasks.run(task))

@@ -82,7 +82,6 @@ def test_many_messages_are_handled_at_the_same_time(new_node: NewNode):
         node1.topic_send_many("ORDERS", range(MANY - 1))
         wait_until(lambda: together.n_waiting == MANY - 1)
         together.wait(100)
-        # Answers too: threads and tasks share the connection.
         with ThreadPoolExecutor(MANY) as pool:
             answers = pool.map(lambda n: node1.call("NODE2", 0, timeout=SOON), range(MANY))
             assert sorted(answers) == list(range(MANY))
@@ -165,7 +164,7 @@ def test_stop_waits_for_running_handlers_and_starts_no_other(new_node: NewNode, 
         wait_until(lambda: handling.begun == ["asked"])
         node1.topic_send_many("ORDERS", [1, 2])
         wait_until(lambda: len(handling.begun) == 2)
-        # The run waits at its limit, and message 2 for message 1.
+        # `run` waits because of the limit, and message 2 waits for message 1.
         node2.stop()
         handling.release("asked", 1, 2)
         assert call.result(100) == "done"
@@ -173,15 +172,14 @@ def test_stop_waits_for_running_handlers_and_starts_no_other(new_node: NewNode, 
     assert sorted(handling.ended, key=str) == [1, "asked"]
 
 
-@pytest.mark.parametrize("end", ["stop", "close"])
-def test_an_endless_handler_is_reported(new_node: NewNode, handling: Handling, end: str, caplog):
+def test_an_endless_handler_is_reported(new_node: NewNode, handling: Handling, caplog):
     node1, node2 = listening(new_node, "ORDERS", concurrency=1, stop_timeout=BRIEFLY)
     node2.on_topic("ORDERS")(handling.handle)
     thread = threading.Thread(target=node2.run)
     thread.start()
     node1.topic_send_many("ORDERS", ["for ever", "next"])
     wait_until(lambda: handling.begun)
-    getattr(node2, end)()
+    node2.stop()
     thread.join(100)
     assert not thread.is_alive()
     text = "did not end within 0.05 s (stop_timeout) after the stop: Handling.handle"

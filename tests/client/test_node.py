@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
 from threading import Timer
@@ -53,7 +52,7 @@ def test_every_kind_and_size_of_body_arrives_as_it_was_sent(echo: Any):
 
 
 def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any):
-    """Notifications that come with the answers of other calls count as well."""
+    """Notifications that arrive with the answers of other calls are included."""
     for number in range(50):
         echo.topic_send("ORDERS", number)
         echo.topic_status("ORDERS")
@@ -111,7 +110,6 @@ def test_a_node_can_list_senders_listeners_and_observers(world: World, new_node:
     node1.use("NODE1")
     assert node1.topic_status("ORDERS") == (("NODE1",), ("OTHER",))
     node1.topic_send("ORDERS", "seen")
-    # And sends as one without a session, too.
     node1.topic_send_as("NODE1", "ORDERS", {"id": 1})
     assert bodies(node2, 2) == ["seen", {"id": 1}]
     assert node2.topic_unobserve("ORDERS*")
@@ -181,22 +179,11 @@ def test_a_node_that_cannot_be_used_says_why(world: World, new_node: NewNode):
         new_node("NODE1", make_conninfo(world.server.superuser_url, dbname="postgres"))
 
 
-FORGED = (
-    "", "not json", "x" * 7999, "[]", '{"Type":7}', '{"Type":[]}', '{"Type":"Topic","From":"B"}\nx',
-    '{"Type":"Sys"}', '{"Type":"Sys","Evt":"reconnected"}', '{"Type":"Probe","Nonce":"guessed"}',
-    '{"Type":"Topic","From":"B","To":7}\nx', '{"Type":"Topic","From":"B","To":"T","Size":"7"}\nx',
-    '{"Type":"Topic","From":"B","To":"T","Id":true}\nx',
-    '{"Type":"Topic","From":"B","To":"T","Token":null}\nx',
-    '{"Type":"Topic","From":"B","To":"T","Enc":"json"}\n{',
-    '{"Type":"Return","From":"B","To":"T","Err":"x"}\nx',
-)  # fmt: skip
-
-
 def test_large_bodies_that_wait_arrive_in_few_calls(echo: Any, owner: psycopg.Connection):
     sent = [f"{number} Grüße " + "ä\n" * 4_000 for number in range(20)]
     for body in sent:
         echo.topic_send("ORDERS", body)
-    # As its expiry would.
+    # As if it had expired.
     owner.execute("DELETE FROM psqlmessages_body WHERE body LIKE '3 %'")
     # The answer comes after all notifications.
     echo.topic_status("ORDERS")
@@ -215,12 +202,6 @@ def test_a_node_waits_for_the_disk_where_it_is_asked_to(conversation: World):
         with Node("NODE1", conversation.server.url("user1"), options=options) as node:
             shown = node._session.run(Call("SHOW synchronous_commit", (), str))
             assert shown == ("on" if is_on else "off")
-
-
-def test_threads_share_a_node(echo: Any):
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: echo.topic_send("ORDERS", number), range(200)))
-    assert sorted(map(str, bodies(echo, 200))) == sorted(map(str, range(200)))
 
 
 def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries():

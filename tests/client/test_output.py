@@ -20,7 +20,6 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
-    """The time, to be set by hand."""
     now = [0.0]
     monkeypatch.setattr(output, "monotonic", lambda: now[0])
     return now

@@ -16,13 +16,12 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import async_session
-from psqlmessages.exceptions import CallTimeout, ConnectionLost, NodeClosed
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from tests.client.conftest import NewNode
 from tests.client.nodes import (
     NOW,
     QUICK,
     SOON,
-    Driven,
     end_backend,
     in_a_loop,
     next_event,
@@ -35,7 +34,7 @@ from tests.client.proxy import Proxy
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
-# Finds out soon that a network stalls, but not sooner than a machine may stand still.
+# Detects a stalled network soon, but allows for pauses of a slow machine.
 WATCHFUL = replace(
     QUICK, evaluate_interval=timedelta(hours=1), probe_interval=timedelta(milliseconds=200),
     probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2),
@@ -53,7 +52,6 @@ def far(conversation: World, proxy: Proxy) -> str:
 
 @contextmanager
 def topics_locked(world: World) -> Iterator[None]:
-    """Hold up calls about topics."""
     with psycopg.connect(world.server.url()) as blocker:
         blocker.execute("LOCK TABLE psqlmessages_topic IN ACCESS EXCLUSIVE MODE")
         yield
@@ -72,7 +70,6 @@ def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, n
     end_backend(conversation)
     back = next_event(node, "reconnected")
     assert back.type == "Sys"
-    assert back.away is not None
     assert timedelta(0) < back.away < SOON
     assert node.is_healthy
     assert node.channel != channel
@@ -95,7 +92,7 @@ def test_a_lost_call_may_have_been_done_and_later_ones_go_on(conversation: World
 
 
 @in_a_loop
-async def test_tasks_fail_where_they_were_under_way_and_go_on_where_they_waited_for_their_turn(
+async def test_running_calls_fail_and_queued_ones_go_on(
     conversation: World, new_async_node: Callable[..., AsyncNode]
 ):
     async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
@@ -147,13 +144,12 @@ def flip_rules(owner: psycopg.Connection) -> None:
     owner.execute("UPDATE messages.auth SET dest = 'ORDERS' WHERE dest = 'NOTHING'")
 
 
-def test_revoked_topics_resume_only_where_the_node_joined_again(
-    conversation: World, owner: psycopg.Connection, node: Any, node2: Node
-):
+def test_revoked_topics_resume_if_joined_again(conversation: World, node: Any, node2: Node):
+    owner = conversation.owner.connection
     node.topic_listen("ORDERS")
     for _ in range(2):
         flip_rules(owner)
-        # It has not read yet that the first one was ended.
+        # The node has not read yet that it lost the first right.
         node.topic_listen("ORDERS")
     node.topic_listen("ORDERS.A")
     owner.execute("DELETE FROM messages.auth WHERE role = 'user1' AND dest = 'ORDERS.*'")
@@ -166,25 +162,6 @@ def test_revoked_topics_resume_only_where_the_node_joined_again(
     end_backend(conversation)
     next_event(node, "reconnected")
     assert node2.topic_status("ORDERS") == (("NODE1",), ())
-
-
-def test_the_probe_finds_a_stalled_network(new_node: NewNode, far: str, proxy: Proxy, caplog):
-    # Without evaluation only the probe's echo can be missing.
-    node = new_node("NODE1", far, WATCHFUL)
-    node.topic_listen("ORDERS")
-    list(node.messages(timeout=timedelta(seconds=0.3)))
-    assert node.is_healthy
-    proxy.stall()
-    next_event(node, "reconnected")
-    assert node.topic_status("ORDERS").listeners == ("NODE1",)
-    node.topic_notify("ORDERS")
-    proxy.stall()
-    started = monotonic()
-    with pytest.raises(ConnectionLost):
-        node.topic_send("ORDERS", "x")
-    assert monotonic() - started < PROMPTLY
-    assert node.topic_status("ORDERS").notifiers == ("NODE1",)
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 6
 
 
 @pytest.mark.usefixtures("long_closing")
@@ -237,22 +214,3 @@ async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch):
     assert monotonic() - started < PROMPTLY
     done, _ = await asyncio.wait(asking, timeout=PROMPTLY)
     assert [type(task.exception()) for task in done] == [NodeClosed] * 3
-
-
-# The wait of each is five seconds.
-@pytest.mark.parametrize(
-    "new_node", [Node, pytest.param(Driven, marks=pytest.mark.nightly)], indirect=True
-)
-def test_a_stalled_call_is_ended(new_node: NewNode, node2: Node, far: str, proxy: Proxy):
-    # An evaluation by itself would wait for as long as a probe, which is a minute.
-    options = Options(
-        evaluate_interval=timedelta(milliseconds=100),
-        probe_interval=timedelta(minutes=1),
-        probe_timeout=timedelta(milliseconds=300),
-    )
-    node = new_node("NODE1", far, options)
-    when(lambda: next_message(node2, "Rpc"), proxy.stall)
-    started = monotonic()
-    with pytest.raises((ConnectionLost, CallTimeout)):
-        node.call("NODE2", "x", timeout=timedelta(seconds=5))
-    assert monotonic() - started < PROMPTLY

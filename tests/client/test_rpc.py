@@ -16,8 +16,6 @@ from tests.client.nodes import NOW, SOON, next_message, running, when
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
-LARGE = "x" * 20_000
-LOCK = "LOCK TABLE psqlmessages_body IN ACCESS EXCLUSIVE MODE"
 FAILURES = {
     "fail": "the handler of NODE2 failed (RuntimeError)",
     "refuse": "no such order",
@@ -45,7 +43,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, An
     node1, node2 = pair
     for body in ("x", {"x": 1}, None, b"\0", "y" * 50_000):
         assert node1.call("NODE2", body, timeout=SOON) == body
-    # Where it fails the asker is told why, without what the exception says, and the node goes on.
+    # If the handler fails, the caller learns why, without the text of the exception.
     for body, reason in FAILURES.items():
         with pytest.raises(CallFailed) as raised:
             node1.call("NODE2", body, timeout=SOON)
@@ -55,7 +53,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, An
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda n: node1.call("NODE2", n, timeout=SOON), range(100))
         assert list(found) == list(range(100))
-    # Without waiting its answer comes as a message.
+    # The answer to `rpc` comes as a message.
     node1.rpc("NODE2", "my token", "x")
     answer = next_message(node1, "Return")
     assert (answer.sender, answer.token, answer.body) == ("NODE2", "my token", "x")
@@ -91,7 +89,7 @@ def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node):
     with pytest.raises(CallTimeout, match=r"no answer from NODE2 within 0\.2 s"):
         node1.call("NODE2", "x", timeout=timedelta(milliseconds=200))
     next_message(node2, "Rpc").reply("late")
-    # What this answers comes after the notification.
+    # This call returns after the notification has arrived.
     node1.topic_status("ORDERS")
     assert [m for m in node1.messages(timeout=NOW) if m.type == "Return"] == []
     assert node1.counters.late_answers == 1
@@ -124,7 +122,7 @@ def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: Ne
         wait_until(lambda: len(node1.topic_status("ORDERS").listeners) == 2)
         answers = islice(node1.call_topic("ORDERS", 1, timeout=SOON), 2)
         assert {(a.sender, a.body) for a in answers} == {("NODE2", 2), ("NODE3", 2)}
-        # Without an end of its own this would wait for a third.
+        # Without a timeout this would wait for a third answer.
         list(node1.call_topic("ORDERS", 1, timeout=NOW))
 
 
@@ -135,5 +133,5 @@ def test_a_node_that_was_away_before_the_question_answers_it(new_node: NewNode):
     node2 = new_node("NODE2")
     node2.on_rpc(lambda message: message.body)
     with running(node2):
-        # Nobody has read yet what NODE1 was told of those before.
+        # NODE1 has not read the events of the earlier connections yet.
         assert node1.call("NODE2", "x", timeout=SOON) == "x"

@@ -1,4 +1,4 @@
-"""The state of a node, without a database: what came, who waits, what is registered and due."""
+"""The state of a node, without a database: arrivals, reconnects, probes, handlers."""
 
 import json
 from datetime import timedelta
@@ -52,7 +52,7 @@ def test_no_notification_whatsoever_raises(raw: str):
 
 
 def test_a_body_beside_the_key_of_a_kept_one_is_not_believed():
-    """Whoever knows the channel can write both, but not into the table of bodies."""
+    """A role that knows the channel can forge both, but cannot write to the table of bodies."""
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
     script = fetch_text(Notification(header, "forged", "payload 1"), new_listening())
     assert next(script) == calls.get_data("payload 1")
@@ -69,26 +69,6 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended():
         script.send(True)
     # The next attempt may have to end it again.
     assert listening.backend == BackendInfo(7, "then")
-
-
-def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes():
-    listening = new_listening()
-    pulse = listening.heartbeat
-    due = [pulse.start_housekeeping_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
-    assert due == [False, True, False, True]
-    assert not pulse.start_probe_if_due(114.0)
-    assert pulse.start_probe_if_due(115.0)
-    echo = pulse.expect_echo()
-    assert echo is not None
-    assert not pulse.start_probe_if_due(131.0), "one at a time"
-    assert listening.is_healthy(119.0)
-    pulse.received_at = 119.5
-    assert listening.is_healthy(124.0)
-    assert pulse.is_overdue(124.5)
-    assert not listening.is_healthy(124.5)
-    listening.feed(OURS, echo)
-    assert (listening.take(), listening.counters.malformed) == (None, 0)
-    assert not pulse.is_overdue(1000.0)
 
 
 def test_after_the_first_echo_a_connection_is_probed_by_a_query():

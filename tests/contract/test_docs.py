@@ -1,4 +1,4 @@
-"""README and docs say what is: functions, errors and examples are compared with the database."""
+"""README and docs agree with the database: functions, errors and examples."""
 
 import json
 import re
@@ -95,16 +95,12 @@ def answers(program: Program, statement: str) -> list[str]:
         return [f"{error.sqlstate}: {error.diag.message_primary}"]
     if cursor.description is None:
         return []
-    return [" | ".join(map(as_psql_prints, row)) for row in cursor]
-
-
-def as_psql_prints(value: object) -> str:
-    """A value as psql shows it: arrays in braces, JSON without spaces."""
-    if isinstance(value, list):
-        return "{" + ",".join(value) + "}"
-    if isinstance(value, dict):
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return str(value)
+    # psql shows arrays in braces, and JSON without spaces.
+    shown = {
+        list: lambda value: "{" + ",".join(value) + "}",
+        dict: lambda value: json.dumps(value, separators=(",", ":"), ensure_ascii=False),
+    }
+    return [" | ".join(shown.get(type(v), str)(v) for v in row) for row in cursor]
 
 
 def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: World):

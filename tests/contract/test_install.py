@@ -1,4 +1,4 @@
-"""Installation: what is in the database is what the scripts say, whatever was there before."""
+"""Installation: the database equals the scripts, from any earlier state."""
 
 from collections.abc import Iterator
 from io import StringIO
@@ -67,18 +67,9 @@ LEFTOVERS = {
         CREATE TRIGGER old BEFORE INSERT ON psqlmessages_topic
             EXECUTE FUNCTION messages._before_rules_change()
     """,
-    "fewer parameters": """
-        CREATE FUNCTION messages.topic_send(text, text) RETURNS json LANGUAGE sql
-            AS $$ SELECT '{}'::json $$
-    """,
     "another result": """
         DROP FUNCTION messages.evaluate();
         CREATE FUNCTION messages.evaluate() RETURNS int LANGUAGE sql AS 'SELECT 1'
-    """,
-    "another name of a parameter": """
-        DROP FUNCTION messages.init(text);
-        CREATE FUNCTION messages.init(name text) RETURNS json LANGUAGE sql
-            AS $$ SELECT '{}'::json $$
     """,
     "another name of a column": "ALTER TABLE messages._evaluation RENAME xact TO pid",
     "another view": """
@@ -111,7 +102,7 @@ def database(server: TestedServer, django_db_blocker) -> Iterator[Database]:
 
 @pytest.fixture(scope="module")
 def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database, Catalogue]]:
-    """A migrated database that the owner, who is no superuser, made; and all that it holds."""
+    """Yield a database that the owner, who is no superuser, has migrated, and its catalogue."""
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
         cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -128,7 +119,7 @@ def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database
 
 @pytest.fixture
 def scratch(migrated: tuple[Database, Catalogue], django_db_blocker) -> Iterator[Database]:
-    """That database, which the test leaves as it was."""
+    """Yield that database; the test must leave it unchanged."""
     with django_db_blocker.unblock():
         yield migrated[0]
         assert catalogue(migrated[0]) == migrated[1]
@@ -148,14 +139,6 @@ def execute(database: Database, *statements: str) -> None:
 
 def migrate(database: Database, target: tuple[str, str | None]) -> None:
     MigrationExecutor(database).migrate([target])
-
-
-def test_an_upgraded_database_equals_a_fresh_installation(database: Database):
-    installed = catalogue(database)
-    assert len(installed) > 300
-    assert schema.installed_digest(database) == digest()
-    schema.install(database)
-    assert catalogue(database) == installed
 
 
 def test_a_table_of_another_owner_with_such_a_name_stays(database: Database, world: World):
@@ -190,9 +173,7 @@ def sqlmigrate(name: str, **how: bool) -> str:
     return printed.getvalue()
 
 
-def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(
-    scratch: Database,
-):
+def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(scratch: Database):
     names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
     migrated = catalogue(scratch)
     migrate(scratch, NOTHING)  # what the tables refer to, Django's users, stays
@@ -212,16 +193,13 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(
     assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
     assert catalogue(scratch) == migrated
-    # It succeeds without the schema, too.
     execute(scratch, "DROP SCHEMA messages CASCADE")
     migrate(scratch, NOTHING)
     assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
 
 
-def test_install_fixes_the_problems_that_doctor_and_check_find(
-    scratch: Database, server: TestedServer
-):
+def test_install_fixes_what_doctor_and_check_find(scratch: Database, server: TestedServer):
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
     def finding() -> Finding:
@@ -242,9 +220,7 @@ def test_install_fixes_the_problems_that_doctor_and_check_find(
         assert finding().state is FindingState.OK
 
 
-def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
-    scratch: Database,
-):
+def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(scratch: Database):
     rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
     execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
     migrate(scratch, ("psqlmessages", "0006_pipeline"))
@@ -273,6 +249,7 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(database: Da
 
 def test_objects_of_an_older_version_are_replaced_or_dropped(database: Database):
     installed, wrong = catalogue(database), []
+    assert schema.installed_digest(database) == digest()
     for name, leftover in LEFTOVERS.items():
         execute(database, leftover)
         is_there = catalogue(database) != installed
@@ -330,7 +307,7 @@ FUNCTIONS = r"""
     WHERE p.pronamespace = 'messages'::regnamespace
 """
 PATH = "'search_path=pg_catalog, public, pg_temp' = ANY (proconfig)"
-# Of the path, the planner, a wait for locks, and printing.
+# The search path, the planner, lock timeouts, and debug output.
 SETTINGS = (
     "^(search_path|enable_[a-z]+|max_parallel_workers_per_gather|plan_cache_mode|jit|geqo"
     "|[a-z]+_collapse_limit|lock_timeout|[a-z_]+_cost|work_mem|trace_[a-z]+|debug_print_[a-z_]+)="
@@ -341,7 +318,7 @@ FAULTS = {
     "with a setting of another kind": (
         f"EXISTS (SELECT FROM unnest(proconfig) AS c (setting) WHERE c.setting !~ '{SETTINGS}')"
     ),
-    # Before PostgreSQL 18 a plan that cannot do without seems so dear that it is compiled.
+    # Before PostgreSQL 18 the high cost of a disabled plan lets JIT compile it.
     "switches off a kind of plan, and lets the rest be compiled each time": (
         "config ~ 'enable_' AND config !~ 'jit=off'"
     ),

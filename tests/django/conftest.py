@@ -26,10 +26,7 @@ Changed = Callable[[str, str], None]
 
 @pytest.fixture
 def shop(server: TestedServer, settings: Settings, django_db_blocker) -> Iterator[World]:
-    """The project's node with its rules, in an otherwise empty message system.
-
-    Not `transactional_db`: flushing all tables takes longer than most tests.
-    """
+    """The project's node with its rules. `transactional_db` would take longer."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
     world = World(server)
     world.rules(*RULES)
@@ -57,7 +54,6 @@ def changed(shop: World) -> Iterator[Changed]:
 
 
 def finding_of(check: Check, address: str) -> Finding:
-    """The only finding of a check, made at this address."""
     with connect(address) as connection:
         (finding,) = run_check(check, CheckContext(address, connection))
         return finding

@@ -38,7 +38,7 @@ logfile = {folder}/log
 
 @contextmanager
 def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Iterator[str]:
-    """The address of the test database behind one, for the owner."""
+    """Yield the address of the test database behind a PgBouncer, for the owner."""
     if PROGRAM is None:
         pytest.skip("no pgbouncer here: apt-get install pgbouncer")
     url = urlsplit(server.url())
@@ -65,7 +65,6 @@ def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Itera
 
 @contextmanager
 def run(folder: Path) -> Iterator[None]:
-    """Run the process, as an ordinary user."""
     user = None
     if os.geteuid() == 0:
         user = pwd.getpwnam("nobody").pw_uid

@@ -14,10 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(server: TestedServer, port: int | None = None, **given: Any) -> dict[str, str]:
-    """What a process needs to use the test database with the tests' project.
-
-    `port`: where the server is reached instead; `given`: keys of PSQLMESSAGES.
-    """
+    """Return the environment of a process; `port` of the server, `given` keys of PSQLMESSAGES."""
     address = urlsplit(server.url())
     if port is not None:
         user, _, _ = address.netloc.rpartition("@")

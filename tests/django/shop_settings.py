@@ -6,6 +6,6 @@ import os
 from project.settings import *  # noqa: F403
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.django.shop"]  # noqa: F405
-# A busy machine needs longer to end what is at hand.
+# On a busy machine the current messages take longer.
 GIVEN = json.loads(os.environ.get("SHOP_SETTINGS", "{}"))
 PSQLMESSAGES = {"NODE": "shop", "STOP_SECONDS": 60, **GIVEN}

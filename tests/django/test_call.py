@@ -81,9 +81,7 @@ def test_calls_go_on_after_a_firewall_forgot(prices: Node, proxy: Proxy, monkeyp
     assert seconds < 60
 
 
-def test_a_call_leaves_at_once_and_takes_nothing_from_the_transaction_around_it(
-    prices: Node,
-):
+def test_a_call_leaves_at_once_and_takes_nothing_from_the_transaction_around_it(prices: Node):
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_xact_id_if_assigned()")
         assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}
@@ -170,9 +168,7 @@ print(parent.rpartition("-")[0] == f"shop.{os.getpid()}", child.startswith(f"sho
 
 
 @pytest.mark.usefixtures("prices")
-def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_end(
-    shop: World,
-):
+def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_end(shop: World):
     quiet = ("-W", "ignore::DeprecationWarning")
     done = run_python(*quiet, "-c", FORKING, env=environment(shop.server))
     assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)

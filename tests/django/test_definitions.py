@@ -20,14 +20,6 @@ from tests.sql.conftest import World
 OF_NEWS = "SELECT string_agg(role || ' ' || mode, ',') FROM messages.auth WHERE dest = 'NEWS'"
 
 
-def command(*arguments: str) -> int:
-    try:
-        call_command("psqlmessages", *arguments)
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys):
     steps = (
         ("allow shop W Topic NEWS", 0, "shop may W Topic NEWS", f"{Server.owner} W"),
@@ -48,9 +40,8 @@ def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys):
         ("allow shop R Rpc NEWS", 1, "mode 'R': for a Rpc rule it is W", "user2 W"),
     )
     for words, code, said, left in steps:
-        assert command(*words.split()) == code, words
-        captured = capsys.readouterr()
-        assert said in (captured.out if code == 0 else captured.err), words
+        ended, out, err = called(capsys, *words.split())
+        assert (ended, said in (err if code else out)) == (code, True), words
         if left:
             assert shop.owner.query(OF_NEWS) == left, words
 
@@ -86,7 +77,6 @@ def test_an_inconsistent_rule_is_refused():
 
 
 RULE = {"role": "r", "ident": "A", "type": "Topic", "dest": "T", "mode": "R", "timeout": 9}
-DEFINITIONS = ("psqlmessages", "definitions")
 IDENTITY = {"user": "alice", "group": None, "ident": "a"}
 
 
@@ -169,10 +159,10 @@ def written(shop: World, tmp_path: Path) -> Path:
 
 def test_import_creates_the_objects_of_the_file_and_prints_them(shop: World, written: Path, capsys):
     before = changes.read_current()
-    code, printed, summary = called(capsys, "import", str(written), "--dry-run")
+    code, printed, summary = called(capsys, "definitions", "import", str(written), "--dry-run")
     assert (code, summary) == (0, "dry run: 2 added, 1 changed, 0 removed\n")
     assert changes.read_current() == before
-    assert called(capsys, "import", str(written)) == (0, printed, summary[9:])
+    assert called(capsys, "definitions", "import", str(written)) == (0, printed, summary[9:])
     old = before.rules[0]
     assert printed.splitlines() == [
         "+ rule NEW (r): R Topic T, 9 s",
@@ -184,20 +174,20 @@ def test_import_creates_the_objects_of_the_file_and_prints_them(shop: World, wri
     assert WebIdentity.objects.get().user.username == "alice"
     # Replacing removes what the file does not name.
     WebIdentity.objects.create(group=Group.objects.create(name="g"), ident="gone")
-    assert called(capsys, "import", str(written), "--replace")[0] == 0
+    assert called(capsys, "definitions", "import", str(written), "--replace")[0] == 0
     assert Auth.objects.count() == 2
     assert WebIdentity.objects.get().ident == "a.*"
 
 
 def test_import_in_another_database_restores_an_export(shop: World, tmp_path: Path, capsys):
     file, before = tmp_path / "all.json", changes.read_current()
-    assert called(capsys, "export", str(file))[0] == 0
+    assert called(capsys, "definitions", "export", str(file))[0] == 0
     Auth.objects.all().delete()
-    assert called(capsys, "import", str(file))[0] == 0
+    assert called(capsys, "definitions", "import", str(file))[0] == 0
     assert changes.read_current() == before
     file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
     wrong = "psqlmessages: There is no user alice for the ident a.\n"
-    assert called(capsys, "import", str(file)) == (1, "", wrong)
+    assert called(capsys, "definitions", "import", str(file)) == (1, "", wrong)
 
 
 def test_dumped_rules_are_loaded_beside_those_that_are_there(shop: World, tmp_path: Path):
@@ -213,7 +203,7 @@ def called(capsys, *arguments: str) -> tuple[object, str, str]:
     """Run the command in this process: its exit code, and what it printed."""
     code: object = 0
     try:
-        call_command(*DEFINITIONS, *arguments)
+        call_command("psqlmessages", *arguments)
     except SystemExit as end:
         code = end.code
     return code, *capsys.readouterr()
@@ -223,5 +213,4 @@ def test_the_example_of_the_page_is_a_document():
     page = (Path(__file__).parents[2] / "docs/reference/admin.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     assert len(document.read(example).as_json()) == 3
-    # Its types and modes are those of the model.
     assert (list(TYPES), list(MODES)) == (Auth.Type.values, Auth.Mode.values)

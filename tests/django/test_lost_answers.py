@@ -17,7 +17,7 @@ from tests.django.conftest import Changed
 from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
 
-# More than ANSWER_SECONDS, and the three times that the server is asked.
+# Longer than ANSWER_SECONDS and three probes of the server.
 SLOW = "SELECT pg_sleep(4)"
 SECONDS = 30
 IS_SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'"
@@ -71,7 +71,7 @@ def test_slow_queries_and_notifications_are_awaited(far: Far, changed: Changed, 
     assert silent_connections.count_closed() == before
 
 
-# What only requests lose is lost with all of them too, and waits seconds.
+# Losing only the requests has the same effect as losing all, and takes seconds.
 @pytest.mark.parametrize(
     "lost", [pytest.param("requests", marks=pytest.mark.nightly), "answers", "all"]
 )
@@ -86,7 +86,7 @@ def test_after_a_lost_answer_the_connection_is_new(shop: World, far: Far, proxy:
         cut = far(made, "cut")
     assert isinstance(cut.exception(SECONDS), OperationalError)
     assert silent_connections.count_closed() == before + 1
-    # Nothing that it had locked stays so.
+    # The locks of the old connection are released.
     shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
     far(connections.close_all).result(SECONDS)
     far(made, "cut").result(SECONDS)

@@ -41,14 +41,6 @@ from psqlmessages.django import (
     send,
     send_many,
 )
-from psqlmessages.exceptions import (
-    LeaseExpired,
-    ModeNotAuthorized,
-    NoListeners,
-    NotInstalled,
-    NotPositive,
-    TopicNotExistent,
-)
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.testing import allow_queue, sent_messages
 from tests.django.conftest import Changed
@@ -82,7 +74,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
     with pytest.raises(ZeroDivisionError):
         add_and_fail(send, "ORDERS")
     assert listener.bodies() == []
-    # A rolled back inner block takes its message alone.
+    # If an inner block is rolled back, only its message is discarded.
     with transaction.atomic():
         send("ORDERS", "outer")
         with pytest.raises(ZeroDivisionError):
@@ -94,7 +86,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
 
 
 def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, caplog, monkeypatch):
-    # The project's own says the same thing once in ten seconds.
+    # The project's logger repeats a message only every ten seconds.
     monkeypatch.setattr(
         "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
     )
@@ -106,7 +98,7 @@ def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, c
     assert send_many("ORDERS", ["a", {"b": 1}]) == 0
     assert send_many("ORDERS", []) == 0
     for function in (send, send_many):
-        with pytest.raises(NoListeners):
+        with pytest.raises(exceptions.NoListeners):
             function("ORDERS", ["a"], require_listener=True)
 
 
@@ -120,7 +112,7 @@ def test_after_a_refusal_the_transaction_goes_on(shop: World, listener: Program,
             (exceptions.TopicNotExistent, send, "NOWHERE", "x", {}),
             (exceptions.DestinationNotAuthorized, send, "ORDERS", "x", {"ident": "LISTENER"}),
             (exceptions.BodyTooLarge, send, "ORDERS", large, {}),
-            # Of many one that is refused takes all of them back, and no more.
+            # If one of many is refused, all of them are undone, and nothing else.
             (exceptions.BodyTooLarge, send_many, "ORDERS", ["first", large], {}),
             # A token needs a node that receives the answers.
             (exceptions.NotConnected, send, "ORDERS", "a question", {"token": "ticket"}),
@@ -149,7 +141,7 @@ def test_missing_settings_are_named(shop: World, settings: Settings):
     transaction.set_autocommit(False)
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER FUNCTION {SEND_AS} RENAME TO gone")
-    with pytest.raises(NotInstalled, match="migrations"):
+    with pytest.raises(exceptions.NotInstalled, match="migrations"):
         send("ORDERS", "x")
     transaction.rollback()
     transaction.set_autocommit(True)
@@ -276,7 +268,7 @@ def test_a_pool_of_psycopg_serves_messages_and_nodes_connect_beside_it(stored: W
 def test_elements_are_pushed_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
-        # What JSON lacks is sent by Django's encoder.
+        # Django's encoder serializes types that JSON lacks.
         body = {"id": 1, "price": Decimal("1.1"), "on": date(2026, 1, 2), "name": gettext_lazy("x")}
         id_ = push("orders", body, headers={"country": "it"}, tries=2)
         with pytest.raises(ZeroDivisionError):
@@ -330,7 +322,7 @@ def test_workers_share_the_elements_and_take_each_once(stored: World, store: Sto
     store.add(f"{number:03}" for number in range(100))
     with ThreadPoolExecutor(4) as pool:
         if store is QUEUE:
-            # None waits for another.
+            # The other workers do not wait for this transaction.
             with transaction.atomic():
                 assert [element.body for element in pop("orders")] == ["000"]
                 list(pool.map(work, range(4)))
@@ -349,19 +341,18 @@ def test_a_commit_with_the_effect_is_done_once(stored: World):
     (early,) = reserve_many("orders", 1, duration=timedelta(microseconds=1))
     (late,) = reserve_many("orders", 1)
     assert (late.id, late.tries) == (early.id, 1)
-    with pytest.raises(LeaseExpired, match=r"roll back your writes"):
+    with pytest.raises(exceptions.LeaseExpired, match=r"roll back your writes"):
         save_and_commit(early, "effect")
     save_and_commit(late, "effect")
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(exceptions.LeaseExpired):
         save_and_commit(late, "second effect")
     assert (saved(), left(stored)) == (["effect"], 0)
-    # What is rolled back comes again.
     push_many("orders", ["a", "b"])
     first, second = reserve_many("orders", 2)
     first.renew(60)
     first.rollback(delay=0)
     second.rollback(delay=HOUR)
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(exceptions.LeaseExpired):
         second.renew()
     assert [(one.body, one.tries) for one in reserve_many("orders", 2)] == [("a", 1)]
 
@@ -380,7 +371,7 @@ def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
 
     with pytest.raises(ZeroDivisionError):
         handle(lambda: 1 / 0)
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(exceptions.LeaseExpired):
         # Its lease ends during the block, and another consumer takes it.
         handle(lambda: wait_until(lambda: reserve_many("orders", 1)), 0.001)
     assert (saved(), left(stored)) == ([], 1)
@@ -402,17 +393,15 @@ def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
     assert left(stored) == 0
 
 
-def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
-    stored: World,
-):
+def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(stored: World):
     stored.rules(f"{Server.owner} writer Topic ORDERS W 60")
     allow_queue("read-only", mode="R")
     allow_queue("write-only", mode="W")
     with transaction.atomic():
         for error, words, call, *arguments in (
-            (TopicNotExistent, "", publish, "UNHEARD", "x"),
+            (exceptions.TopicNotExistent, "", publish, "UNHEARD", "x"),
             (TypeError, "cannot be mixed", publish_many, "ORDERS", [b"x", "y"]),
-            (ModeNotAuthorized, "", push, "read-only", "x"),
+            (exceptions.ModeNotAuthorized, "", push, "read-only", "x"),
             (TypeError, "cannot be mixed", push_many, "orders", [b"x", "y"]),
         ):
             with pytest.raises(error, match=words or None):
@@ -420,11 +409,17 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
         Group.objects.create(name="order 2")
     assert saved() == ["order 2"]
     for error, call, *arguments in (
-        (ModeNotAuthorized, psqlmessages.django.read_stream, "writer", "ORDERS"),
-        (NotPositive, psqlmessages.django.read_stream, "worker.1", "ORDERS", timedelta(0)),
-        (ModeNotAuthorized, pop, "write-only"),
-        (NotPositive, pop, "orders", 0),
-        (NotPositive, reserve_many, "orders", 0),
+        (exceptions.ModeNotAuthorized, psqlmessages.django.read_stream, "writer", "ORDERS"),
+        (
+            exceptions.NotPositive,
+            psqlmessages.django.read_stream,
+            "worker.1",
+            "ORDERS",
+            timedelta(0),
+        ),
+        (exceptions.ModeNotAuthorized, pop, "write-only"),
+        (exceptions.NotPositive, pop, "orders", 0),
+        (exceptions.NotPositive, reserve_many, "orders", 0),
     ):
         with pytest.raises(error), transaction.atomic():
             call(*arguments)

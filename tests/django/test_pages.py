@@ -49,7 +49,7 @@ BLOCK = re.compile(
     r"^(?:(Replace) `[^`]*`[^`]*\n\n)?```(console|python|sql|text)\n(.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
-# The users of the examples about users, and pgmq as far as its page needs it.
+# The users of the examples, and the part of pgmq that its page needs.
 USERS = """
 from django.contrib.auth.models import User
 alice, wanda = map(User.objects.create_user, ("alice", "wanda"))
@@ -59,11 +59,11 @@ CREATE SCHEMA pgmq;
 CREATE TABLE pgmq.q_mails AS SELECT 1::bigint AS msg_id, now() AS vt, '{"a": 1}'::jsonb AS message;
 CREATE FUNCTION pgmq.purge_queue(text) RETURNS bigint RETURN 1;
 """
-# What the pages start in further terminals.
+# Commands that the pages start in other terminals.
 LASTING = re.compile(r"manage.py (psqlmessages run|runserver|pack|bill)\b")
 
 
-# What each extra is enough for, in a project with Django's own apps.
+# The modules that each extra must be able to import.
 EXTRAS = {
     "": "psqlmessages.django, psqlmessages.urls, psqlmessages.admin",
     "web": "psqlmessages.relay.asgi, psqlmessages.rest.api, prometheus_client, daphne",
@@ -140,8 +140,6 @@ def test_each_extra_is_enough_for_its_part(tmp_path: Path, wheel: Path, extra: s
 
 
 class Newcomer:
-    """Someone who follows the pages in an empty folder, with several terminals."""
-
     def __init__(self, folder: Path, server: TestedServer, wheel: Path) -> None:
         self.folder = folder
         self.wheel = wheel
@@ -160,7 +158,6 @@ class Newcomer:
         self.terminals = folder / "terminals.txt"
 
     def follow(self, page: str) -> None:
-        """Do what the blocks of a page say, and see that what they show comes."""
         for verb, kind, text in BLOCK.findall(page):
             if kind == "python":
                 self.write(text, "w" if verb else "a")
@@ -180,7 +177,6 @@ class Newcomer:
                 opened.write("\n" + text.replace('"PORT": "5432"', f'"PORT": "{self.port}"'))
 
     def sees(self, text: str) -> None:
-        """Wait until the other terminals show a text."""
         wait_until(lambda: text in self.terminals.read_text())
 
     def type(self, command: str, shown: str) -> None:
@@ -200,7 +196,7 @@ class Newcomer:
             done = self.fork(*shlex.split(command)[1:])
             assert done[:2] == [0, shown or done[1]], (command, done)
         else:
-            # pip is taken from where the tests run, as making another takes half a minute.
+            # A second pip would take half a minute: use that of the test environment.
             command = command.replace("-m venv", "-m venv --without-pip")
             done = subprocess.run(
                 ["bash", "-c", command], cwd=self.folder, env=self.environment,
@@ -225,7 +221,6 @@ class Newcomer:
         return [process.wait(60) for process in self.lasting]
 
     def install(self) -> None:
-        """Install the wheel; what it needs is taken from where the tests run."""
         python = self.folder / ".venv/bin/python"
         subprocess.run(
             [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
@@ -324,7 +319,6 @@ def test_every_command_is_on_its_page_with_all_its_options():
 
 
 def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
-    """Each command as the parser has it: its options, and its arguments in their order."""
     parser = argparse.ArgumentParser()
     add_commands(
         parser,
@@ -344,7 +338,7 @@ def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands of a parser; for one that has commands of its own, these."""
+    """Yield the commands of a parser, and those of its subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():

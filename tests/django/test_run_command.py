@@ -1,4 +1,4 @@
-"""manage.py psqlmessages run: a process that handles until it is told to end."""
+"""manage.py psqlmessages run: a process that handles messages until a signal ends it."""
 
 import signal
 import subprocess
@@ -42,7 +42,7 @@ def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():
 
 @pytest.fixture
 def work(shop: World) -> Program:
-    """A program that keeps the handlers at work until it lets go."""
+    """A program whose lock lets the handlers wait."""
     holder = shop.superuser()
     holder.query("SELECT pg_advisory_lock(%s)", WORK)
     return holder
@@ -66,21 +66,19 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
     assert "Stopping after the current messages" in process.stderr.readline()
 
 
-def test_a_signal_ends_the_worker_after_the_current_message(
-    shop: World, sender: Program, work: Program
-):
+def test_a_signal_ends_the_worker_after_its_message(shop: World, sender: Program, work: Program):
     with started(shop) as worker:
-        # An RPC is answered meanwhile, and another message waits.
+        # Meanwhile an RPC is answered, and another message waits.
         sender.ok("rpc", "worker", "ticket", "hello")
         assert answer_to(sender)["Body"] == "you said hello"
-        sender.ok("topic_send", "ORDERS", "at hand")
+        sender.ok("topic_send", "ORDERS", "current")
         shop.wait_for(BLOCKED, 1)
         sender.ok("topic_send", "ORDERS", "too late")
         interrupt(worker, signal.SIGTERM)
         work.query("SELECT pg_advisory_unlock(%s)", WORK)
         _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
-    assert [group.name for group in Group.objects.all()] == ["at hand"]
+    assert [group.name for group in Group.objects.all()] == ["current"]
     assert "handled 2 in" in said
     assert shop.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'worker'") == 0
 
@@ -104,7 +102,7 @@ def test_two_messages_are_handled_at_once_and_a_second_signal_ends_both(
 
 
 def test_a_worker_survives_a_firewall(shop: World, sender: Program, work: Program, proxy: Proxy):
-    """A firewall drops what comes through them; only new ones work."""
+    """A firewall drops the packets of existing connections; new ones work."""
     quick = {} if size(0, 1) else {"ANSWER_SECONDS": 1}
     with started(shop, port=proxy.port, **quick):
         sender.ok("topic_send", "ORDERS", "cut")
@@ -114,7 +112,7 @@ def test_a_worker_survives_a_firewall(shop: World, sender: Program, work: Progra
         Event().wait(size(1, 15))
         proxy.forget()
         work.query("SELECT pg_advisory_unlock(%s)", WORK)
-        # It was asked for its lock by the handler, and holds it for a client that has gone.
+        # The handler's lost session got the lock: it must end first.
         wait_until(lambda: Group.objects.filter(name="cut").count() == 1)
         took = {"handled_after_seconds": monotonic() - cut_at}
         if size(0, 1):

@@ -25,7 +25,6 @@ registry = HandlerRegistry()
 
 @registry.on_topic("TESTED")
 def ship(message: Message) -> str:
-    """Write down an order, and fail for one."""
     Group.objects.create(name=f"shipped {message.body['id']} for {message.sender}")
     if message.body["id"] == 13:
         raise ValueError("no luck")
@@ -34,13 +33,11 @@ def ship(message: Message) -> str:
 
 @registry.on_rpc(node="prices")
 def price(message: Message) -> object:
-    """Answer with a tuple, which arrives as a list, or fail."""
     return message.body["pair"][0], "EUR"
 
 
 @transaction.atomic
 def place_order(topic: str, body: object, *, fails: bool = False) -> None:
-    """What a project does in a view."""
     Group.objects.create(name=f"order {body}")
     send(topic, body)
     if fails:
@@ -76,7 +73,7 @@ class InATestCase(TestCase):
         assert deliver("TESTED", {"id": 4}, sender="shop", handlers=registry) == ["shipped"]
         assert deliver("OTHER", {"id": 4}, handlers=registry) == []
         assert Group.objects.get().name == "shipped 4 for shop"
-        # What a handler raises reaches the test, and its writes are taken back.
+        # The exception of a handler reaches the test, and its writes are rolled back.
         with pytest.raises(ValueError, match="no luck"):
             deliver("TESTED", {"id": 13}, handlers=registry)
         assert Group.objects.count() == 1
@@ -123,7 +120,7 @@ def test_the_plugin_ends_the_session_of_the_history(shop: World, monkeypatch: py
     monkeypatch.setattr(minute_writer, "START_SECONDS", 0)
     fixture = inspect.unwrap(pytest_plugin._close_sessions)()
     next(fixture)
-    # As the first WebSocket of a process does.
+    # The first WebSocket of a process starts the writer in this way.
     import_string(START_WRITER)()
     shop.wait_for(f"SELECT EXISTS (SELECT {writers})")
     pid = shop.owner.query(f"SELECT pid {writers}")

@@ -1,4 +1,4 @@
-"""What tests wait for."""
+"""Waiting for a condition, and for an answer."""
 
 import threading
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def exchange(*selectors: str, **fields: Any) -> CompiledExchange:
 
 
 def routed(*selectors: str, body: Any = None, **headers: Any) -> RoutingResult:
-    """What becomes of a message with these headers at NOW."""
+    """Route a message with these headers at NOW."""
     message = SelectorInput(body, headers, id=7, tries=2, queue="source", ns="default")
     return route(exchange(*selectors), message, now=NOW)
 
@@ -39,7 +39,7 @@ def asked(selector: str, body: Any = None, **headers: Any) -> Verdict:
 
 
 def takes(selector: str, body: Any = None, **headers: Any) -> bool:
-    """Whether a selector agrees; it must not fail."""
+    """Return whether a selector accepts; it must not fail."""
     verdict = asked(selector, body, **headers)
     assert verdict.error is None, verdict.error
     return verdict.is_taken

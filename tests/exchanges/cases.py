@@ -1,7 +1,4 @@
-"""Cases: what any runner of exchanges has to make of what was pushed.
-
-Each gets a field, and a callable that runs all exchanges until no source has anything to take.
-"""
+"""Cases for every runner of exchanges; `run_until_idle` runs all until no source has elements."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +53,7 @@ def case_a_circle_ends_after_so_many_hops(field: Field, run_until_idle: Run) -> 
     field.define(x1=flow("a", ("b", count)), x2=flow("b", ("a", count)))
     field.default.push("a", "it")
     run_until_idle()
-    # 17 traversals, of which x1 had the first and the last; x2 came upon the 18th.
+    # x1 routed the first and the 17th time; x2 refused the 18th.
     aside = [("it", {"traversals": 17, HOP: 17, NAME: "x2"})]
     assert field.default.contents("__too_many_hops__") == aside
 

@@ -15,6 +15,7 @@ from psqlmessages.client import wakeups
 from psqlmessages.exchanges.store import permissions
 from tests.conftest import TestedServer
 from tests.exchanges.field import EMPTY, Bed, Field
+from tests.project.example import own_database
 
 EU = "test_exchanges_eu"
 TypeIn = Callable[..., subprocess.CompletedProcess[str]]
@@ -22,19 +23,14 @@ TypeIn = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def eu_database(server: TestedServer) -> Iterator[TestedServer]:
-    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
-        owner = server.server.owner
-        superuser.execute(f"CREATE DATABASE {EU} OWNER {owner} TEMPLATE {owner}")
-    yield TestedServer(server.server, EU)
-    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        # Made twice where the pipeline's tests run in the same session: they import this fixture.
-        superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
+    # The pipeline's tests import this fixture, so one session may create it twice.
+    with own_database(server, EU, f"TEMPLATE {server.server.owner}"):
+        yield TestedServer(server.server, EU)
 
 
 @pytest.fixture
 def eu(eu_database: TestedServer, monkeypatch) -> Iterator[TestedServer]:
-    """The namespace "eu": a second database, without rules, which may be slow to tell them."""
+    """The namespace "eu": a second database without rules; slow answers are allowed."""
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 60)
     monkeypatch.setattr(permissions, "_LIMIT_QUERY_TIME", "SET statement_timeout = '60s'")
     with namespace("eu", NAME=EU):
@@ -97,7 +93,7 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
 
 @pytest.fixture
 def _no_polls(monkeypatch) -> None:
-    """Nothing is found but by what wakes, and by the looks for what others hold."""
+    """Only notifications, and the search for expired locks, wake a worker."""
     monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 100.0)
     monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", 100.0)
 

@@ -1,4 +1,4 @@
-"""A field of queues and exchanges, and workers on it: what the tests of the runner stand on."""
+"""Queues and exchanges, and workers that run them, for the tests of the runner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import psycopg
 from django.db import connection
 
 from project.postgres import Server
@@ -20,6 +19,7 @@ from psqlmessages.exchanges.store.worker import ExchangeWorker
 from psqlmessages.wire import EncodedBody, decode
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
+from tests.sql.conftest import Program
 
 EMPTIED = (
     "exchangecount", "destination", "exchange", "element", "elementkey", "queuecount", "queue",
@@ -35,7 +35,7 @@ CONTENTS = """
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %s ORDER BY e.id
 """
 AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
-# Nothing that could be taken, and nothing in anybody's hands.
+# No element is available or leased.
 IDLE = """
     SELECT NOT EXISTS (
         SELECT FROM psqlmessages_element AS e JOIN psqlmessages_queue AS q ON q.id = e.queue_id
@@ -44,48 +44,34 @@ IDLE = """
 """
 
 
-class Bed:
-    """One database: its queues, by a connection of the owner, who acts as W."""
+class Bed(Program):
+    """One database and its queues; it calls as the node W of the owner."""
 
     def __init__(self, server: TestedServer) -> None:
+        super().__init__(server.url())
         self.server = server
-        self.connection = psycopg.connect(server.url(), autocommit=True)
 
     def clear(self) -> None:
-        """Empty it, and allow W and all exchanges everything."""
         self.connection.execute(EMPTY)
         self.connection.execute(RULES, {"owner": Server.owner})
-
-    def query(self, sql: str, *arguments: Any) -> Any:
-        row = self.connection.execute(sql, arguments or None).fetchone()
-        return row[0] if row else None
 
     def push(self, queue: str, body: Any = "", **headers: Any) -> None:
         sent = EncodedBody.of(body)
         named = json.dumps({name.replace("_", "-"): value for name, value in headers.items()})
-        push = "SELECT messages.push('W', %s, %s, %s, %s)"
-        answer = self.query(push, queue, sent.text, sent.enc, named)
-        assert answer["Err"] == "0", answer
+        self.ok("push", "W", queue, sent.text, sent.enc, named)
 
     def push_many(self, queue: str, bodies: Sequence[str], **headers: Any) -> None:
-        push = "SELECT messages.push_many('W', %s, %s::text[], null, %s::text[])"
-        answer = self.query(push, queue, list(bodies), [json.dumps(headers)] * len(bodies))
-        assert answer["Err"] == "0", answer
+        self.ok("push_many", "W", queue, list(bodies), None, [json.dumps(headers)] * len(bodies))
 
     def contents(self, queue: str) -> list[tuple[Any, dict[str, Any]]]:
-        rows = self.connection.execute(CONTENTS, (queue,)).fetchall()
+        rows = self.execute(CONTENTS, (queue,))
         return [(decode(body, enc), headers) for body, enc, headers in rows]
 
     def bodies(self, queue: str) -> list[Any]:
         return [body for body, _ in self.contents(queue)]
 
-    def close(self) -> None:
-        self.connection.close()
-
 
 class Field:
-    """The namespaces by alias, and the exchanges that are defined."""
-
     def __init__(self, beds: dict[str, Bed]) -> None:
         self.beds = beds
         self.default = beds["default"]
@@ -94,7 +80,14 @@ class Field:
 
     def define(self, **exchanges: dict[str, Any]) -> None:
         """Store definitions, written as in a file; queues may be given by name alone."""
-        document = {name: _written(exchange) for name, exchange in exchanges.items()}
+        document = {
+            name: exchange
+            | {
+                "src": _queue_document(exchange["src"]),
+                "dst": [_queue_document(each) for each in exchange["dst"]],
+            }
+            for name, exchange in exchanges.items()
+        }
         for exchange in definitions.parse_document({"exchanges": document}):
             repository.store(exchange, replace=True)
 
@@ -102,7 +95,7 @@ class Field:
         wait_until(condition, seconds)
 
     def until_idle(self, seconds: float = 90) -> None:
-        """Wait until no source has anything that can be taken or is in hand."""
+        """Wait until no source has an element that is available or leased."""
         sources: dict[str, list[str]] = defaultdict(list)
         for exchange in repository.read_all():
             sources[exchange.source.namespace].append(exchange.source.name)
@@ -110,9 +103,9 @@ class Field:
             lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds
         )
 
-    def run_until_idle(self) -> None:
+    def run_until_idle(self, seconds: float = 90) -> None:
         with working():
-            self.until_idle()
+            self.until_idle(seconds)
 
     def close(self) -> None:
         for bed in self.beds.values():
@@ -124,14 +117,6 @@ def flow(source: str, *destinations: str | tuple[str, str], **consumer: Any) -> 
     return {"consumer": consumer, "src": source, "dst": list(destinations)}
 
 
-def _written(exchange: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **exchange,
-        "src": _queue_document(exchange["src"]),
-        "dst": [_queue_document(destination) for destination in exchange["dst"]],
-    }
-
-
 def _queue_document(given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         pair = (given,) if isinstance(given, str) else given
@@ -140,36 +125,31 @@ def _queue_document(given: str | tuple[str, str] | dict[str, Any]) -> dict[str, 
     return {"ns": namespace or "default", **given, "queue": queue}
 
 
-class Hands:
-    """A worker in a thread of its own, as a process has it."""
+class WorkerThread:
+    """A worker that runs in a thread of its own, once it has read the definitions."""
 
     def __init__(self, *names: str) -> None:
         self.worker: ExchangeWorker | None = None
-        self._names = names
         self._runs = threading.Event()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        self._end = thread.submit(self._run, names)
+        thread.shutdown(wait=False)
+        assert self._runs.wait(60)
 
-    def _run(self) -> None:
+    def _run(self, names: Sequence[str]) -> None:
         try:
-            asyncio.run(self._work())
+            asyncio.run(self._work(names))
         finally:
             self._runs.set()
             connection.close()
 
-    async def _work(self) -> None:
+    async def _work(self, names: Sequence[str]) -> None:
         self._loop = asyncio.get_running_loop()
-        self.worker = ExchangeWorker(self._names)
+        self.worker = ExchangeWorker(names)
         await self.worker.run(self._runs.set)
 
-    def start(self) -> None:
-        """Start it, and wait until it has read the definitions."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        self._end = thread.submit(self._run)
-        thread.shutdown(wait=False)
-        assert self._runs.wait(60)
-
     def tell_to_stop(self) -> None:
-        """Stop it as soon as it looks up from what it is doing just now."""
-        # Where it has ended, its loop is closed; where it could not begin, there is no worker.
+        # If it has ended, its loop is closed; if it could not begin, there is no worker.
         with suppress(RuntimeError, AttributeError):
             self._loop.call_soon_threadsafe(self.worker.stop)
 
@@ -180,10 +160,9 @@ class Hands:
 
 
 @contextmanager
-def working(*names: str) -> Iterator[Hands]:
-    hands = Hands(*names)
-    hands.start()
+def working(*names: str) -> Iterator[WorkerThread]:
+    thread = WorkerThread(*names)
     try:
-        yield hands
+        yield thread
     finally:
-        hands.stop()
+        thread.stop()

@@ -1,15 +1,16 @@
-"""What hostile selectors cost: each case in a process of its own, which may crash.
+"""Measures hostile selectors, each in a process of its own, which may crash.
 
-Run as a program: reads [[expression, body], …] as JSON from its input, where a body is Python
-with n, the number of units that the expression may look at; prints what became of each. Seconds are
-those of the processor, as on a machine that adds numbers as fast as a common one.
+It reads [[expression, body], …] as JSON, where a body is Python with n, the number of units that
+the expression may read. Seconds are CPU seconds, corrected for a slow machine.
 """
 
 import json
-import os
 import resource
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from typing import Any
 
 from psqlmessages.exchanges import Selector, SelectorError, SelectorFailed, SelectorInput
@@ -24,14 +25,14 @@ def peak() -> int:
 
 
 def slowness() -> float:
-    """How many times as long as a common machine this one takes; 1 where it is faster."""
+    """Return the ratio of this machine's run time to that of a common one, at least 1."""
     started = time.process_time()
     sum(range(NUMBERS))
     return max(1.0, (time.process_time() - started) / COMMON_SECONDS)
 
 
 def judged(expression: str, body: str) -> dict[str, Any]:
-    """Compile and ask; say what it came to, with processor seconds and bytes of both together."""
+    """Compile and evaluate; return the outcome with CPU seconds and bytes."""
     said: dict[str, Any] = {"expression": expression}
     before, started = peak(), time.process_time()
     try:
@@ -54,28 +55,21 @@ def judged(expression: str, body: str) -> dict[str, Any]:
     return said | {"seconds": seconds, "bytes": peak() - before}
 
 
-def in_a_process(expression: str, body: str) -> dict[str, Any]:
-    """The same in a fork: where it is killed, the signal is the outcome."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        with os.fdopen(writing, "w") as out:
-            said = judged(expression, body)
-            json.dump(said | {"seconds": said["seconds"] / slowness()}, out)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answers:
-        text = answers.read()
-    _, status = os.waitpid(child, 0)
-    killed = {"expression": expression, "outcome": f"status {status}", "text": text}
-    return json.loads(text) if status == 0 else killed
+def corrected(expression: str, body: str) -> dict[str, Any]:
+    said = judged(expression, body)
+    return said | {"seconds": said["seconds"] / slowness()}
 
 
 def main() -> None:
     Selector("true")  # loads the package
-    for expression, body in json.load(sys.stdin):
-        print(json.dumps(in_a_process(expression, body)), flush=True)
+    for case in json.load(sys.stdin):
+        # A process for each, as it may crash.
+        with ProcessPoolExecutor(1, get_context("fork")) as pool:
+            try:
+                said = pool.submit(corrected, *case).result()
+            except BrokenProcessPool as error:
+                said = {"expression": case[0], "outcome": "crashed", "text": str(error)}
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

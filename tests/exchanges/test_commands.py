@@ -174,7 +174,6 @@ def test_list_is_a_table_of_exchanges_with_their_counts(type_in: TypeIn, x1: Exc
             exchange=x1, worker=worker, outcome=outcome, count=count, seen_at=seen_at
         ).save()
 
-    # Long ago: such a process is taken for one that has stopped.
     count(uuid4(), "ok", 0, "2026-01-01T00:00Z")
     assert type_in("list").stdout.splitlines()[1].split()[:3] == ["x1", "running", "0"]
     for worker in (uuid4(), uuid4()):

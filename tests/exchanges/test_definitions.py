@@ -1,4 +1,4 @@
-"""Definitions of exchanges: what is wrong is told with its place, all of it at once."""
+"""Definitions of exchanges: all errors are reported together, each with its place."""
 
 import contextlib
 import json
@@ -44,11 +44,6 @@ def told(document: Any) -> list[str]:
 
 def told_of(**changes: Any) -> list[str]:
     return told({"exchanges": {"x1": {**X1, **changes}}})
-
-
-def told_of_destination(**changes: Any) -> list[str]:
-    """What is wrong with x1 whose one destination is this."""
-    return told_of(dst=[{"queue": "eu", **changes}])
 
 
 def test_an_exchange_is_read_with_its_defaults_and_written_again():
@@ -123,12 +118,10 @@ DEAD_END = "All its elements have too many hops: an exchange cannot move them."
 NO_FIELD = "Unknown field; the fields are"
 NO_TEXT = "is not text: put it in quotes."
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"consumer": {"parallel": "2"}}, "consumer.parallel: '2' is not a whole number."),
     ({"consumer": {"parallel": True}}, "consumer.parallel: True is not a whole number."),
     ({"consumer": {"reserve": "no"}}, "consumer.reserve: 'no' is not true or false."),
     ({"consumer": None}, "consumer: None is not a map of parallel, wsize, reserve."),
     ({"src": {}}, "src.queue: It is missing."),
-    ({"src": "orders"}, "src: 'orders' is not a map of ns, queue."),
     ({"src": {"queue": "__too_many_hops__"}}, f"src.queue: {DEAD_END}"),
     ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; at most 100 are allowed."),
     ({"src": {"queue": "\ud800"}},
@@ -142,7 +135,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
      f"dst[0].selector: {{'delay': 30}} {NO_TEXT}"),
     ({"run": True}, f"run: {NO_FIELD} consumer, src, dst, no_route, running."),
-    ({"no_route": False}, f"no_route: False {NO_TEXT}"),
     ({"no_route": "drop"}, "no_route: It is 'drop', but must be queue or discard."),
 ]  # fmt: skip
 
@@ -150,14 +142,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_an_exchange_that_cannot_be_is_refused():
     for changes, fault in WRONG:
         assert told_of(**changes) == [f"exchanges.x1.{fault}"]
-
-
-def test_the_error_of_a_selector_names_its_place():
-    (fault,) = told_of_destination(selector='msg.headers["a"] ==\n  == 1')
-    assert "line 2, character 3" in fault
-    for selector in ("msg.list.all(x, x)", "true" + " " * 1000, "@nobody"):
-        (fault,) = told_of_destination(selector=selector)
-        assert fault.startswith("exchanges.x1.dst[0].selector: ")
 
 
 words = st.sampled_from([*X1, *X1["src"], *X1["consumer"], "selector", "exchanges"])
@@ -195,16 +179,13 @@ def test_written_definitions_are_read_again(some: list[DefinedExchange]):
 
 
 class NoMessages:
-    """A router that keeps the app out of "away"."""
-
     def allow_migrate(self, db: str, app_label: str, **_: object) -> bool | None:
         return None if db != "away" else app_label != "psqlmessages"
 
 
 def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
-    """Whether its server answers or not."""
     with namespace("lite", ENGINE="django.db.backends.sqlite3"):
-        assert told_of_destination(ns="lite") == [
+        assert told_of(dst=[{"queue": "eu", "ns": "lite"}]) == [
             "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
         ]
         assert namespaces() == ["default", "away"]
@@ -212,7 +193,7 @@ def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
         {"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}}
     )
     settings.DATABASE_ROUTERS = ["tests.exchanges.test_definitions.NoMessages"]
-    assert told_of_destination(ns="away") == [
+    assert told_of(dst=[{"queue": "eu", "ns": "away"}]) == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."
     ]
 
@@ -231,7 +212,7 @@ def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null():
     assert [files.parse(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
     values = {"true": True, "FALSE": False, "~": None, "": None, "-12": -12, "'12'": "12"}
     assert {word: files.parse(f"key: {word}")["key"] for word in values} == values
-    # What begins with a brace is JSON, even behind a byte order mark; what is there twice, twice.
+    # Text that begins with a brace is JSON, even after a byte order mark.
     assert files.parse(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
     same = {"src": {"queue": "a"}}
     document = {"exchanges": {"x": same, "y": same}}
@@ -245,20 +226,15 @@ NO_YAML: list[tuple[str, str]] = [
     ),
     ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not supported"),
     ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' occurs twice"),
-    ("a:\n  'x': 1\n  x: 2", "line 3, column 3: the key 'x' occurs twice"),
     ("? [a]\n: 1", "line 1, column 3: a key must be a plain value"),
     ("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'"),
     ("\ta: 1", "line 1, column 1: found character '\\t' that cannot start any token"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
     ("[" * 50_000, "line 1, column 21: it is nested too deeply"),
     ("a: \ud800", "position 3: '\\ud800' is not a valid YAML character"),
-    ("a: \0", "position 3: '\\x00' is not a valid YAML character"),
 ]
 NO_JSON: list[tuple[bytes | str, str]] = [
     ('{"a": 1, "a": 2}', "It is not JSON: an object has the field 'a' twice."),
-    ('{"a": NaN}', "It is not JSON: NaN is not a JSON number."),
-    (' {"a"', "It is not JSON: Expecting ':' delimiter: line 1 column 6 (char 5)."),
-    ('{"a":' * 100_000, "It is not JSON: it is nested too deeply."),
     (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 is not valid."),
     ("a" * (2**20 + 1), "It has 1,048,577 bytes; at most 1,048,576 are allowed."),
 ]

@@ -56,7 +56,7 @@ def test_exchanges_are_added_changed_left_and_removed():
     assert set(repository.read_all()) == set(wanted)
     assert not ExchangeCount.objects.exists()
     after = {row.name: row for row in Exchange.objects.all()}
-    # What changes keeps its row and its state; what does not is not touched.
+    # A changed exchange keeps its row and its state; others stay unchanged.
     assert (after["other"].pk, after["other"].is_running) == (before["other"].pk, False)
     assert after["other"].changed_at > before["other"].changed_at
     assert after["same"].changed_at == before["same"].changed_at
@@ -82,7 +82,6 @@ def test_each_field_that_changes_is_shown_from_and_to():
 def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refused():
     load(exchange("x"))
     now = repository.read_all()
-    # No definition that was read is like this: the database has the last word.
     todo = repository.compare(now, [exchange("y"), exchange("z", parallel=99)])
     with pytest.raises(DatabaseError):
         repository.apply(todo, repository.fingerprint(now), with_rules=True)

@@ -1,4 +1,4 @@
-"""The graph of exchanges: queues, edges, and what goes round."""
+"""The graph of exchanges: queues, edges and cycles."""
 
 from hypothesis import given
 from hypothesis import strategies as st

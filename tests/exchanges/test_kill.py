@@ -14,28 +14,19 @@ from django.db import connections
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.django.processes import ROOT, environment, start
-from tests.exchanges.field import Bed, Field, flow, working
+from tests.exchanges.field import Bed, Field, flow
 from tests.reliability.counts import report, size
 
 pytestmark = [pytest.mark.usefixtures("committing"), pytest.mark.timeout(600)]
 
 FAULT = "an exchange, worker or Spark job is killed"
-# So many statements a batch has, with those that come before the first; and a few of the next.
+# The statements of a batch and those before the first one, and a few of the next batch.
 STEPS = 16
 KILLS = size(5, 100)
-# Each kill costs a start of the process, so one of each kind is enough for every day.
+# Each kill restarts the process: only one test of each kind runs daily.
 NIGHTLY = pytest.mark.nightly
 EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
 FLOWS = {"within": ("b", "c"), "between": ("b", "eu/b", "eu/c"), "between, popped": ("b", "eu/b")}
-
-
-def environment_of(server: TestedServer) -> dict[str, str]:
-    databases = {alias: dict(connections.settings[alias]) for alias in connections}
-    return {
-        **environment(server),
-        "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
-        "SITE_SETTINGS": json.dumps({"DATABASES": databases}),
-    }
 
 
 Dies = Callable[[str, float], None]
@@ -43,10 +34,15 @@ Dies = Callable[[str, float], None]
 
 @pytest.fixture
 def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
-    """A process that runs workers, each of which is killed as it is told."""
+    """Run workers in a process; each worker is killed as requested."""
+    databases = {alias: dict(connections.settings[alias]) for alias in connections}
+    variables = {
+        "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
+        "SITE_SETTINGS": json.dumps({"DATABASES": databases}),
+    }
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.exchanges.mortal"],
-        env=environment_of(server), cwd=ROOT, text=True,
+        [sys.executable, "-m", "tests.exchanges.killed_workers"],
+        env=environment(server) | variables, cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
 
@@ -69,11 +65,6 @@ def all_queues(field: Field) -> dict[str, list[str]]:
     }
 
 
-def finish(field: Field) -> None:
-    with working():
-        field.until_idle(400)
-
-
 @pytest.mark.parametrize("how", ["execute", pytest.param("asked", marks=NIGHTLY)])
 @pytest.mark.parametrize("kind", [pytest.param("within", marks=NIGHTLY), "between"])
 def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str, how: str):
@@ -84,7 +75,7 @@ def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str,
         field.default.push_many("a", new)
         pushed += new
         dies(how, step)
-    finish(field)
+    field.run_until_idle(400)
     queues = all_queues(field)
     before = "before each statement" if how == "execute" else "after each round trip"
     report_kills(f"an exchange {kind} databases, {before}", STEPS, pushed, queues)
@@ -93,7 +84,6 @@ def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str,
 
 
 def report_kills(case: str, kills: int, pushed: list[str], queues: dict[str, list[str]]) -> None:
-    """Report how many pushed elements the destinations lack, or have twice."""
     lost = sum(len(set(pushed) - set(bodies)) for bodies in queues.values())
     doubled = sum(len(bodies) - len(set(bodies)) for bodies in queues.values())
     report(FAULT, case, kills=kills, elements=len(pushed), lost=lost, duplicated=doubled)
@@ -119,7 +109,7 @@ def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, k
         dies("after", round(chance.uniform(0, 0.2), 3))
     pushing.join()
     left = len(field.default.bodies("a"))
-    finish(field)
+    field.run_until_idle(400)
     field.beds.pop("pusher").close()
     print(f"\n{left} of {len(numbers)} elements left for the end")
     queues = all_queues(field)
@@ -134,7 +124,7 @@ def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, k
 
 
 def shares_of_two() -> list[int]:
-    """How many elements each of two workers has routed, as far as they have written it."""
+    """Return how many elements each of two workers has routed, as far as stored."""
     shares = [row.count for row in ExchangeCount.objects.filter(outcome="ok")]
     return shares + [0] * (2 - len(shares))
 
@@ -146,7 +136,6 @@ def test_two_processes_share_the_work(field: Field, server: TestedServer):
         for process in processes:
             assert process.stderr.readline() == "running x1; press Ctrl-C to stop\n"
         pushed = 0
-        # One of the two may stand still for a while.
         while pushed < 2_000 or (min(shares_of_two()) <= 200 and pushed < 200_000):
             field.default.push_many("a", [str(pushed + number) for number in range(500)])
             pushed += 500

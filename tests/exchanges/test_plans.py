@@ -1,4 +1,4 @@
-"""Plans: what a definition means for its loops. Lines: what a transaction ahead leaves."""
+"""Plans: loops and batches of a definition. Connections: prefetching the next batch."""
 
 from psqlmessages.exchanges import CompiledDestination, CompiledExchange, QueueRef, Selector
 from psqlmessages.exchanges.engine.batch import ExchangePlan
@@ -13,7 +13,6 @@ def plan(*destinations: str, **options: object) -> ExchangePlan:
 
 
 def test_the_loops_share_the_window_and_a_batch_fits_one_call():
-    """Loops and batch by parallel, wsize and number of destinations."""
     expected = {
         (4, 100, 1): (4, 25), (16, 3, 1): (3, 1), (16, 10, 1): (10, 1), (1, 100, 0): (1, 100),
         (1, 4096, 16): (1, 4096), (1, 4096, 20): (1, 3276), (1, 4096, 1000): (1, 65),

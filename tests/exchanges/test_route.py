@@ -1,4 +1,4 @@
-"""route(): hops, order, merging, outcomes."""
+"""route(): hops, order, merging, outcomes; and the cache of its results."""
 
 import subprocess
 import sys
@@ -20,7 +20,8 @@ from psqlmessages.exchanges import (
     compiler,
     route,
 )
-from psqlmessages.exchanges.routing import read_hop_count
+from psqlmessages.exchanges.model import NO_ROUTE_ACTIONS
+from psqlmessages.exchanges.routing import RouteCache, read_hop_count
 from tests.exchanges.asking import NOW, exchange, routed
 
 ROOT = Path(__file__).parents[2]
@@ -119,17 +120,6 @@ def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once(
         assert route(exchange("", max_hops=most), message).outcome == outcome
 
 
-def test_unrouted_elements_are_discarded_if_configured_unless_a_selector_failed():
-    for selectors, outcome in (
-        (("false", "msg.body == 1"), "discarded"), (("false", ""), "ok"), (("1/0 == 1", ""), "ok"),
-        (("false", "1/0 == 1", "false"), "no_route"),
-    ):  # fmt: skip
-        graphed = exchange(*selectors, no_route="discard")
-        assert route(graphed, SelectorInput()).outcome == outcome, selectors
-    looping = SelectorInput(headers={"x-hop-count": 17})
-    assert route(exchange("false", no_route="discard"), looping).outcome == "too_many_hops"
-
-
 def test_state_is_merged_and_starts_empty_for_each_message():
     selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
     for _ in range(2):
@@ -146,7 +136,7 @@ def test_the_time_is_given_with_a_zone_or_not_at_all():
 
 
 def test_neither_django_nor_psycopg_is_needed():
-    # The package's own __init__ brings the client; executors import it too.
+    # The package's own __init__ would import the client.
     program = (
         "import sys, types; p = types.ModuleType('psqlmessages')\n"
         "p.__path__ = ['psqlmessages']; sys.modules['psqlmessages'] = p\n"
@@ -163,3 +153,43 @@ def test_without_the_package_the_missing_extra_is_named(monkeypatch):
     assert routed("").outcome == "ok"
     with pytest.raises(SelectorsUnavailable, match=r"pip install 'psqlmessages\[exchanges\]'"):
         exchange("true")
+
+
+BY_HEADERS = (
+    'msg.headers["country"].matches("^(it|de)$")',
+    'has(msg.headers.lane) && msg.headers.lane == "1"', 'msg.headers.country in ["it", "fr"]', "",
+)  # fmt: skip
+header_values = st.sampled_from(["it", "de", "1", "16", "17", 1, 1.0, True, None, 17, "x" * 200])
+known_headers = st.dictionaries(
+    st.sampled_from(["country", "lane", "x-hop-count", "x"]), header_values
+)
+
+
+@quiet
+@given(
+    st.lists(st.sampled_from(BY_HEADERS), min_size=1, max_size=5),
+    st.lists(known_headers, max_size=12),
+    st.sampled_from(NO_ROUTE_ACTIONS),
+)
+def test_shortcuts_equal_selectors(texts: list[str], messages: list[dict[str, Any]], no_route: str):
+    graphed = exchange(*texts, no_route=no_route)
+    cache = RouteCache.of(graphed)
+    assert cache is not None
+    for headers in messages * 2:
+        known = cache.get(headers)
+        routed = route(graphed, SelectorInput(headers=dict(headers)))
+        if known is not None:
+            assert (known, routed.outcome) == (
+                routed.deliveries,
+                "ok" if known else graphed.outcome_without_route,
+            )
+        cache.put(headers, routed)
+
+
+def test_a_selector_that_depends_on_more_has_no_shortcut():
+    four = 'msg.headers.a + msg.headers.b + msg.headers.c + msg.headers.d == ""'
+    for text in (
+        'msg.body == "1"', "{'delay': 3}", "msg.tries > 1", 'msg.headers["x-hop-count"] == "1"',
+        "now > timestamp('2020-01-01T00:00:00Z')", four,
+    ):  # fmt: skip
+        assert RouteCache.of(exchange('msg.headers.lane == "1"', text)) is None, text

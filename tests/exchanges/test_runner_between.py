@@ -31,8 +31,8 @@ DUE = """
 
 
 @pytest.fixture
-def _patient(monkeypatch) -> None:
-    """A slow answer of the other database is no failure."""
+def _slow_answers(monkeypatch) -> None:
+    """A slow answer of the other database is not a failure."""
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 60)
     monkeypatch.setattr(remote, "_TIMEOUT", "SET LOCAL statement_timeout = '60s'")
 
@@ -41,7 +41,7 @@ def numbers(bed: Bed, queue: str) -> list[str]:
     return sorted(bed.bodies(queue), key=int)
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_slow_answers")
 @pytest.mark.parametrize("reserve", [True, False])
 def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, reserve: bool):
     field, eu = wide_field, wide_field.beds["eu"]
@@ -85,7 +85,7 @@ def mute() -> Iterator[socket.socket]:
 
 def test_a_mute_server_is_skipped(wide_field: Field, mute: socket.socket, monkeypatch):
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
-    # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
+    # The worker also reads rules there, and the fixture `eu` allows a minute for it.
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 3)
     field = wide_field
     field.define(x1=flow("a", "mute/b", "eu/b", "b", wsize=2))
@@ -97,12 +97,11 @@ def test_a_mute_server_is_skipped(wide_field: Field, mute: socket.socket, monkey
     with suppress(BlockingIOError):
         while mute.accept()[0].close() is None:
             attempts += 1
-    # Each of the ten batches has something for it.
     assert 1 <= attempts < 10
 
 
 def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field):
-    """Even if the other database forgets the keys and the definition changes between two tries."""
+    """This holds even if the other database loses the keys and the definition changes."""
     field, eu = wide_field, wide_field.beds["eu"]
     field.define(x1=flow("a", "eu/b", "eu/c", "b"))
     eu.connection.execute("UPDATE messages.auth SET dest = 'b' WHERE ident = 'exchange.*'")
@@ -121,7 +120,7 @@ def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field
     assert sorted(eu.bodies("b")) == ["1", "1", "2", "2"]
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_slow_answers")
 def test_without_reserve_failures_in_another_database_lose_the_copy(wide_field: Field, away: None):
     field = wide_field
     field.define(x1=flow("a", "away/b", "eu/b", "b", reserve=False))
@@ -134,7 +133,7 @@ def test_without_reserve_failures_in_another_database_lose_the_copy(wide_field: 
     assert counts == {("failed", -1): 1, ("to", 1): 1, ("to", 2): 1}
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_slow_answers")
 def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field):
     field, eu = wide_field, wide_field.beds["eu"]
     selector = 'msg.headers.n == 2 ? {"headers": {"x": "' + "y" * 900 + '"}} : {}'
@@ -187,7 +186,7 @@ def test_a_server_down_holds_up_only_itself(far: Field, caplog):
         for number in range(20):
             near.push("c", str(number))
             field.until(lambda: near.query(COUNT, "d") == number + 1)  # noqa: B023
-        # The queue before the other database holds exactly what has not arrived there.
+        # The queue to the other database contains exactly the elements that have not arrived.
         field.until(lambda: near.query(COUNT, "c") == 0)
         assert numbers(near, "to far") == bodies[:20]
         field.until(lambda: near.query(COUNT, "b") == 400)

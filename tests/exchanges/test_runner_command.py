@@ -18,7 +18,7 @@ from tests.sql.conftest import Program
 
 pytestmark = pytest.mark.usefixtures("committing")
 
-# Its lock lets a transaction of the runner wait in the middle: each push of a copy asks for it.
+# A trigger waits for a lock at each push, so a transaction of the runner stays open.
 HOLD = """
     CREATE FUNCTION hold_copies() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
@@ -29,7 +29,7 @@ WAITS = "SELECT count(*) > 0 FROM pg_locks WHERE locktype = 'advisory' AND NOT g
 
 
 def started(field: Field, *names: str, **given: Any) -> tuple[subprocess.Popen[str], str]:
-    """Start it; the process, and the first line it says."""
+    """Start it; return the process and its first line of output."""
     process = start(field.default.server, "psqlmessages", "exchange", "run", *names, **given)
     return process, process.stderr.readline()
 
@@ -42,7 +42,7 @@ def ended(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
 
 @pytest.fixture
 def held(committing: None, field: Field) -> Iterator[Program]:
-    """A program that holds up whoever pushes, until it lets go."""
+    """A program whose lock delays every push until it is released."""
     field.default.connection.execute(HOLD)
     holder = Program(field.default.server.url())
     holder.query("SELECT pg_advisory_lock(4711)")
@@ -75,7 +75,7 @@ def test_it_ends_in_time_despite_hung_connections(field: Field, proxy: Proxy):
     field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, STOP_SECONDS=2)
     proxy.stall(new=True)
-    # It looks for changes of the definitions twice a second.
+    # It reads the definitions twice a second.
     Event().wait(1)
     began = monotonic()
     said = ended(process)
@@ -110,12 +110,12 @@ def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[
 
 def test_a_signal_ends_the_worker_after_the_current_batch(field: Field, held: Program):
     field.define(x1=flow("a", "b", wsize=1))
-    push_unheld(field, "in hand", "too late")
+    push_unheld(field, "current", "too late")
     process = told_to_end(field)
     held.query("SELECT pg_advisory_unlock(4711)")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
-    assert (field.default.bodies("a"), field.default.bodies("b")) == (["too late"], ["in hand"])
+    assert (field.default.bodies("a"), field.default.bodies("b")) == (["too late"], ["current"])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -46,7 +46,6 @@ def test_a_missing_rule_holds_up_its_copies(field: Field, caplog):
     with working():
         field.until(lambda: field.default.bodies("c"))
     assert [field.default.bodies(queue) for queue in "abc"] == [[], ["it", "it"], ["it"]]
-    # Each of the two workers has rows of its own.
     for outcome, number in (("ok", 1), ("failed", int(tries))):
         rows = ExchangeCount.objects.filter(outcome=outcome)
         assert sum(row.count for row in rows) == number
@@ -103,7 +102,7 @@ def test_a_copy_that_cannot_be_fails_alone(field: Field):
     numbers = [str(number) for number in range(len(IMPOSSIBLE))]
     assert sorted(field.default.bodies("b")) == [*numbers, *(f"bad {each}" for each in numbers)]
     assert field.default.bodies("c") == numbers
-    # What stays has its headers, and has been tried.
+    # The remaining elements have their headers, and were tried.
     for body, headers in field.default.contents("a"):
         assert body == f"bad {headers['bad']}"
     assert field.default.query(STATE.replace("SELECT", "SELECT e.tries > 0,"), "a")
@@ -114,9 +113,9 @@ def test_failing_selectors_are_logged_once(field: Field, caplog):
     failing = "msg.headers.gone == 1"
     field.define(x1=flow("a", ("b", failing), ("d", failing), "c"))
     field.default.push_many("a", ["it"] * 500)
-    with working() as hands:
+    with working() as thread:
         field.until_idle()
-    (tally,) = hands.worker.counter_store.counters.values()
+    (tally,) = thread.worker.counter_store.counters.values()
     assert tally.selector_failures == 1000
     logged = [record.getMessage() for record in caplog.records]
     assert [re.findall("default/.", text) for text in logged] == [["default/b"], ["default/d"]]

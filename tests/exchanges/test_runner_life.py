@@ -1,4 +1,4 @@
-"""Workers: they wait without asking, take up what changes, and come back where a server goes."""
+"""Workers: they wait without polling, apply changes, and reconnect."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from psqlmessages.exchanges.selectors import selector
 from psqlmessages.exchanges.store import repository, worker
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.cases import CASES
-from tests.exchanges.field import AWAITED, Field, Hands, flow, working
+from tests.exchanges.field import AWAITED, Field, WorkerThread, flow, working
 
 pytestmark = pytest.mark.usefixtures("committing")
 
@@ -46,19 +46,19 @@ def test_a_push_a_resume_and_an_element_that_matures_wake_it(field: Field):
 
 
 def test_definitions_are_taken_up_while_it_runs(field: Field):
-    with working() as hands:
+    with working() as thread:
         field.define(x1=flow("a", "b"))
         field.default.push("a", 1)
         wait_for(field, "b", 1)
         field.define(x1=flow("a", "c"))
         field.until(lambda: field.default.push("a", 2) or field.default.bodies("c"), 60)
         repository.delete(["x1"])
-        field.until(lambda: not hands.worker.running)
+        field.until(lambda: not thread.worker.running)
 
 
 @pytest.fixture
 def _changed_as_it_is_read(committing: None, field: Field) -> Iterator[None]:
-    """The definition of x1 changes once, between the reading of its row and its destinations."""
+    """Change the definition of x1 after its row and before its destinations are read."""
     is_changed = False
 
     def change(execute: Callable[..., Any], sql: str, *given: Any) -> Any:
@@ -105,9 +105,9 @@ def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field):
     field.define(x1=flow("a", "b"), x2=flow("c", "d"), x3=flow("e", "f"))
     for queue in "ce":
         field.default.push(queue, "it")
-    with working("x1", "x2") as hands:
+    with working("x1", "x2") as thread:
         repository.set_running("x1", is_running=False)
-        field.until(lambda: hands.worker.running == ["x2"])
+        field.until(lambda: thread.worker.running == ["x2"])
         field.default.push("a", "it")
         wait_for(field, "d", 1)
         assert (field.default.bodies("a"), field.default.bodies("b")) == (["it"], [])
@@ -122,9 +122,9 @@ def test_a_broken_definition_stops_no_other(field: Field, caplog):
     Exchange.objects.get(name="x3").destinations.update(namespace="moon")
     field.default.push("c", "it")
     field.default.push("a", "it")
-    with working() as hands:
+    with working() as thread:
         wait_for(field, "d", 1)
-        assert hands.worker.running == ["x2"]
+        assert thread.worker.running == ["x2"]
         field.define(x1=flow("a", "b"))
         wait_for(field, "b", 1)
     for name, what in (("x1", "gone"), ("x3", "moon")):
@@ -146,14 +146,13 @@ def test_a_stop_finishes_the_current_batch_and_frees_the_rest(field: Field):
     field.define(x1=flow("a", "b", wsize=1))
     Exchange.objects.get(name="x1").destinations.update(selector="@second")
     field.default.push_many("a", ["1", "2", "3"])
-    hands = Hands()
-    hands.start()
+    thread = WorkerThread()
     assert entered.wait(60)
-    hands.tell_to_stop()
+    thread.tell_to_stop()
     field.default.push("a", "late")
     leave.set()
-    hands.stop()
-    # The third may have been taken ahead, and asked for, before it was told.
+    thread.stop()
+    # The third element may have been taken before the stop.
     moved = field.default.bodies("b")
     assert (moved, len(asked)) in ((["1", "2"], 2), (["1", "2", "3"], 3))
     answer = field.default.query("SELECT string_agg(body, ',') FROM messages.pop('W', 'a', 9)")
@@ -179,7 +178,7 @@ def test_work_is_counted(field: Field):
     ok = rows["ok", -1]
     assert sum(ok.buckets) == 3
     assert 0 < ok.selector_seconds < ok.seconds < 30
-    # What might have been accepted, as a selector failed, is not discarded.
+    # If a selector failed, the element is not discarded.
     others = ExchangeCount.objects.filter(destination=-1, count__gt=0).exclude(exchange__name="x1")
     assert set(others.values_list("exchange__name", "outcome", "count")) == {
         ("x2", "discarded", 2), ("x3", "discarded", 1), ("x3", "no_route", 2)

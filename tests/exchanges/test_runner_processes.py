@@ -1,4 +1,4 @@
-"""Crews: while one loop is held up, others go on; what another had in hand is taken soon."""
+"""Several loops: others continue while one waits for a lock; freed elements are taken soon."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -31,7 +31,7 @@ SLOW, FAST = (("slow", 'msg.headers.lane == "slow"'), ("b", 'msg.headers.lane ==
 
 @contextmanager
 def _slow_is_held(server: TestedServer) -> Iterator[None]:
-    """Whoever delivers to the queue "slow" waits: a transaction that stays open makes it."""
+    """Delay deliveries to the queue "slow": an open transaction creates it."""
     with psycopg.connect(server.url()) as holder:
         holder.execute("SELECT messages.push('W', 'slow', 'makes it')")
         yield
@@ -47,7 +47,7 @@ def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: Te
         pushed_at = field.default.query(LATER)
         field.until(lambda: field.default.query(WATCHED, pushed_at))
         field.default.push("a", "held up", lane="slow")
-        # If the machine takes longer, "mature" comes before: then this shows less.
+        # On a slow machine "mature" may come earlier: then this shows less.
         field.until(lambda: field.default.query(HELD_UP))
         field.default.push("a", "2", lane="fast")
         field.until(lambda: sorted(field.default.bodies("b")) == ["1", "2", "mature"])
@@ -69,5 +69,5 @@ def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer
     what = "elements that a killed session had taken, until an exchange that waits has them"
     fault = "an exchange, worker or Spark job is killed"
     report(fault, what, elements=3, lost=0, seconds=round(seconds, 2))
-    # Looked for each second; who only waits asks anew after half a minute.
+    # A worker checks every second for released elements, and otherwise every half minute.
     assert seconds < 20

@@ -1,4 +1,4 @@
-"""Selectors: what loops, allocates or backtracks is refused, or ends within a bound."""
+"""Selectors: loops are refused; memory, time and backtracking are bounded."""
 
 import json
 import subprocess
@@ -29,13 +29,10 @@ UNKNOWN_HERE = [
     "[1].map(i, x, x)", "[1].all(i, x, x == 1)", "[1].transformList(i, x, x)",
     "{'a': 1}.transformMap(k, v, v)", "cel.bind(x, 1, x)", "cel.block([1], cel.index(0))",
     "msg.?headers", "msg[?'headers']", "[?msg.headers]", "optional.of(1)",
-    "'abc'.replace('a', 'bb')", "'a,b'.split(',')", "['a', 'b'].join('x')", "'%s'.format(['x'])",
-    "'a'.charAt(0)", "'a'.lowerAscii()", "math.greatest(1, 2)", "base64.encode(b'x')",
-    "lists.range(1000000)", "sets.contains([1], [1])", "[1, 2].flatten()",
-    "google.protobuf.Value{string_value: 'a'}", "google.protobuf.Struct{}",
-    "google.protobuf.NullValue.NULL_VALUE", "/* no such comment */ true", "[1].\u2028map(x, x)",
-    "[1].m\u0430p(x, x)", "__import__('os')", "msg.__class__", "msg.body.items()", "x[0]", "\0true",
-    "true\0",
+    "'abc'.replace('a', 'bb')", "'%s'.format(['x'])", "math.greatest(1, 2)",
+    "base64.encode(b'x')", "lists.range(1000000)", "sets.contains([1], [1])",
+    "google.protobuf.Value{string_value: 'a'}", "google.protobuf.NullValue.NULL_VALUE",
+    "[1].\u2028map(x, x)", "[1].m\u0430p(x, x)", "__import__('os')", "\0true", "true\0",
 ]  # fmt: skip
 TOO_DEEP = [
     "(" * 490 + "1" + ")" * 490, "[" * 490 + "]" * 490, "{1:" * 240 + "1" + "}" * 240,
@@ -45,9 +42,7 @@ TOO_DEEP = [
 ]  # fmt: skip
 TOO_COSTLY = [
     "msg.body.matches('(x+x+)+y') || " * 20 + r"msg.body.matches('\\pL{5}')",
-    r"msg.body.matches('\\pL{1000}')", r"msg.body.matches('(\\pL{100}){5}')",
-    "msg.body.matches('a{1000}{1000}')", "msg.body.matches('(((a{10}){10}){10}){10}')",
-    "msg.body.matches('((a{0,100}){0,100}b)*')",
+    r"msg.body.matches('(\\pL{100}){5}')", "msg.body.matches('((a{0,100}){0,100}b)*')",
     "msg.body.matches('(?i)(((((k{9}){9}){9}){9}){9})')", r"msg.body.matches('\\Q{\\E{1000}')",
     "msg.body.matches(msg.headers.pattern)", "msg.body.matches('a' + 'b')",
     "matches(msg.body, msg.body)", "msg.body.matches('(')", r"msg.body.matches('(a)\\1')",
@@ -63,13 +58,11 @@ VALUES = "[0] * ((n - 3000) // 128)"
 AT_THE_LIMIT = [
     ("msg.body == 'x'", LONG), ("size(msg.body) > 1", "chr(0x1d11e) * (n // 4 - 500)"),
     ("{'body': msg.body}", LONG), ("{'body': msg.body}", "b'a' * (n - 2000)"),
-    ("{'body': msg.body}", VALUES), ("{'body': msg.body}", "[{'a': [1]}] * ((n - 3000) // 514)"),
+    ("{'body': msg.body}", "[{'a': [1]}] * ((n - 3000) // 514)"),
     ("{'body': [" + ",".join(["msg.body"] * 100) + "]}", LONG),
     ("{'body': [" + ",".join(["msg.body"] * 100) + "]}", VALUES),
     ("{'state': {" + ",".join(f"'{n}': state" for n in range(30)) + "}}", VALUES),
-    ("size(" + "+".join(["msg.body"] * 20) + ")", LONG),
     ("size(" + "+".join(["(" + "+".join(["msg.body"] * 9) + ")"] * 9) + ")", LONG),
-    ("msg.body.a == msg.body.b", "{k: [[{}]] * ((n - 3000) // 770) for k in 'ab'}"),
     ("msg.body.a == msg.body.b", "{k: [{'a': i} for i in range((n - 3000) // 780)] for k in 'ab'}"),
     ("msg.body.a in msg.body.b", "{'a': 'a' * (n // 2 - 2000), 'b': ['a' * (n // 2 - 2000)]}"),
     ("msg.body == 1", "{str(i): 0 for i in range((n - 3000) // 262)}"),
@@ -83,8 +76,7 @@ AT_THE_LIMIT = [
     ("string(bytes(string(bytes(msg.body)))) == 'x'", LONG), ("msg.body.matches('(a*)*c')", MIXED),
     ("msg.body.matches('(x+x+)+y')", "'x' * (n - 2000)"),
     ("msg.body.matches('(a|aa)+$')", "'a' * (n - 2000) + 'b'"),
-    ("msg.body.matches('(a|b)*a(a|b){20}c')", MIXED), ("msg.body.matches('a(a|b){100}c')", MIXED),
-    ("msg.body.matches('(?:a.{1,20}){3}c')", MIXED),
+    ("msg.body.matches('(a|b)*a(a|b){20}c')", MIXED),
     ("msg.body.matches('[ab]*[ab]*[ab]*[ab]*[ab]*c')", MIXED),
     (r"msg.body.matches('(?i)\\pLa')", MIXED),
     (" || ".join(["msg.body.matches('a[ab]{9}c')"] * 20), MIXED),
@@ -144,7 +136,6 @@ def test_more_than_an_expression_may_look_at_fails_soon():
 def test_objects_functions_and_loops_are_refused_as_such():
     with pytest.raises(SelectorError, match="no other objects"):
         Selector("google.protobuf.Duration{seconds: 1}")
-    # A function that a later version of the package may bring.
     with pytest.raises(SelectorError, match="the function repeat is not supported"):
         find_max_units(
             ExpressionTree(
@@ -168,7 +159,7 @@ def test_the_limit_is_that_of_the_parts_looked_at():
     assert not asked("msg.body.kind.matches('^(a|b){9}$')", body).error
     error = asked("msg.body.load.matches('^(a|b){9}$')", body).error
     assert (error or "").startswith("limit: the expression may read")
-    # What is only tested for being there may be of any size.
+    # A value that is only tested for presence may have any size.
     expression = "has(msg.body) && has(msg.headers.a) && !has(msg.headers.b)"
     for body in ("x" * 10_000_000, b"x" * 10_000_000, [0] * 100_000, 10**30):
         assert asked(expression, body, a=body).is_taken
@@ -192,7 +183,7 @@ def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes():
     for pattern in (r"\pL{10}", "((a{30}){30}){30}", "(?i)" + "ž{20}" * 80):
         with pytest.raises(SelectorError, match="too large: use fewer repetitions"):
             program_size(pattern)
-    # Nobody can tell the classes of a pattern that quotes.
+    # The classes of a pattern with \Q are unknown.
     with pytest.raises(SelectorError, match="must not quote"):
         program_size(r"\Q[\E\pL{5}\Q]\E")
 

@@ -23,7 +23,7 @@ Code = Callable[[Callable[[SelectorContext], Any]], str]
 
 @pytest.fixture
 def code(monkeypatch) -> Code:
-    """Registers a function for the time of a test; gives the selector that chooses it."""
+    """Register a function for this test; return the selector that names it."""
     names = (f"test.{number}" for number in count())
     monkeypatch.setattr(selectors, "_functions", {})
 
@@ -94,13 +94,8 @@ def test_an_exception_counts_as_no_and_undoes_changes(code: Code):
 def test_a_copy_that_cannot_be_pushed_fails(code: Code):
     cases: list[tuple[Any, Any, str]] = [
         ({"a": object()}, None, "headers: a value of type object is not JSON"),
-        ({"a": float("nan")}, None, "headers: nan is not JSON"),
-        ({1: 2}, None, "headers: a key must be text, not 1"),
-        (None, None, "headers: must be a map, not null"),
         ({"a": "\ud800"}, None, "headers: a text with a lone surrogate"),
         ({}, [1 << 20_000], "body: an integer of more than 10,000 bits"),
-        ({}, {1, 2}, "body: a value of type set is not JSON"),
-        ({}, "\0", "body: a text with a NUL character"),
     ]
 
     def change(env: SelectorContext) -> bool:
@@ -145,11 +140,9 @@ def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code):
     def mine(env: SelectorContext) -> bool:
         return True
 
-    # Its module may be loaded again.
     name = code(mine).removeprefix("@")
     selector(name)(mine)
     with pytest.raises(ValueError, match="is registered already"):
         selector(name)(lambda env: False)
     assert asked(f"@{name}").is_taken
-    # Nobody can tell whether it looks at the body.
     assert Selector(f"@{name}").needs_body

@@ -30,7 +30,7 @@ ROWS = [
 
 
 def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:
-    """What a delivery has that is not as in the message, the hop aside."""
+    """Return how a delivery differs from the message, without the hop count."""
     fields = ("delay", "mature", "tries")
     changed = {key: value for key in fields if (value := getattr(delivery, key))}
     if delivery.headers is not None:

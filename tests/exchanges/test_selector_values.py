@@ -1,4 +1,4 @@
-"""Selectors: what an expression sees, and what its value means."""
+"""Selectors: the variables of an expression, and the meaning of its value."""
 
 import gc
 import sys
@@ -16,7 +16,7 @@ YES_VALUES = ("true", "1", "-1", "0.1", "'no'", "b''", "[]", "[0]", "{}", "now",
 def test_false_null_zero_and_empty_text_are_no_and_any_other_value_is_yes():
     decided = {value: takes(value) for value in (*NO_VALUES, *YES_VALUES)}
     assert decided == {value: value in YES_VALUES for value in decided}
-    # A map is yes unless its key select is no.
+    # A map is yes unless its key `select` is no.
     assert takes("{'select': 'yes'}")
     assert not any(takes(f"{{'select': {value}}}") for value in NO_VALUES)
 
@@ -98,7 +98,7 @@ def test_values_outside_of_cel_fail_only_selectors_that_read_them():
 
 
 def test_null_costs_no_reference():
-    """The package's plain_value takes one of None for each, and Python 3.11 ends at the last."""
+    """plain_value of the package releases one None too many; Python 3.11 ends at the last."""
     graphed = ("null", "[null]", "{'body': [null, msg.body], 'headers': {'a': null}}")
     routed(*graphed)
     gc.collect()

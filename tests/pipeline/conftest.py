@@ -21,12 +21,11 @@ from tests.sql.conftest import INSERT_RULE, World, new_role, world
 
 __all__ = ["eu", "eu_database", "field", "new_role", "wide_field", "world"]
 
-# For a session of tests: what a micro-batch costs is what a test takes.
 SMALL = {
     "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.sql.shuffle.partitions": 1, "spark.sql.codegen.wholeStage": False,
 }  # fmt: skip
-# What a new World does not remove.
+# Tables that World does not empty.
 LEFT = """
     TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob, messages.staged;
     DELETE FROM messages._batch
@@ -39,11 +38,7 @@ FILL = """
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Pass over the sockets to Java that Py4J leaves to the garbage collector; and have patience.
-
-    Spark starts within the first test, and beside others that takes its time. It gives a Python
-    worker 10 s to start, which nobody can change: a test that met just this is begun anew.
-    """
+    """Ignore open sockets to Java, and repeat a test if a worker took over Spark's 10 s."""
     passed = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
     anew = pytest.mark.flaky(reruns=3, only_rerun="Python worker failed to connect back")
     for item in items:
@@ -55,11 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package", autouse=True)
-def surroundings(server: TestedServer) -> Iterator[None]:
-    """The addresses in the environment; afterwards neither variables nor messages are left."""
+def dsn_variables(server: TestedServer) -> Iterator[None]:
+    """Set the addresses in the environment; remove variables and messages at the end."""
     eu = TestedServer(server.server, EU).url()
     variables = {"PSQLMESSAGES_DSN": server.url(), "PSQLMESSAGES_DSN_EU": eu}
-    # Starting Spark sets more of them, for its workers.
+    # Starting Spark sets more variables.
     with patch.dict(os.environ, variables):
         os.environ.pop("PSQLMESSAGES_DSN_FILE", None)
         yield
@@ -69,16 +64,11 @@ def surroundings(server: TestedServer) -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def spark(surroundings: None) -> Iterator[SparkSession]:
-    """The session of all tests, with the source registered.
-
-    Its Python workers have the variables of the first moment: PSQLMESSAGES_DSN is the owner's.
-    Who reads or writes as somebody else gives the option dsnFile: see `dsn_file`.
-    """
+def spark(dsn_variables: None) -> Iterator[SparkSession]:
+    """One session for all tests; its workers read as the owner unless dsnFile is given."""
     try:
         yield register(session("tests", "local[2]", **SMALL))
     finally:
-        # The workers' connections would keep the test database from being dropped.
         stop()
 
 
@@ -107,7 +97,7 @@ def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
 
 @pytest.fixture
 def django(django_db_blocker) -> Iterator[None]:
-    """Django's connection, which commits: Spark reads by others."""
+    """Let Django's connection commit, because Spark reads by others."""
     with django_db_blocker.unblock():
         yield
         connection.close()
@@ -120,10 +110,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def fill(world: World) -> Callable[..., int]:
-    """Publish many messages at once, as FILL of the owner, and keep them; return the last's id.
-
-    `text` is a format of PostgreSQL's: %s is the message's number, from 1 on.
-    """
+    """Publish many messages as FILL of the owner, and keep them; `text` has %s for the number."""
     owner = world.owner.query("SELECT session_user")
 
     def publish(topic: str, count: int, text: str = "message %s") -> int:

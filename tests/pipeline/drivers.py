@@ -27,21 +27,19 @@ SMALL = {
     "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.sql.shuffle.partitions": 1, "spark.sql.codegen.wholeStage": False,
 }  # fmt: skip
-# What a reservation holds whose answer a restart cut off can be taken again after so long.
+# If a restart cuts off the answer of a reservation, its elements are free after this time.
 LEASE_SECONDS = 20
 TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}
 
 
 def exchange(definitions: str) -> None:
-    spark = session("mortal", "local[2]", **SMALL)
+    spark = session("exchange", "local[2]", **SMALL)
     exchanges = SparkExchanges(spark, lambda turn, _: print(turn, flush=True), tasks=2, span=1.0)
     exchanges.define(compile_exchanges(definitions, ()))
     exchanges.start().awaitTermination()
 
 
 class Streams:
-    """The session, and how each query is started."""
-
     def __init__(self, folder: Path, master: str, rows: str) -> None:
         self._spark = register(session("streams", master, **SMALL))
         self._fails = "," in master
@@ -72,14 +70,14 @@ class Streams:
         return messages.select(once("body").alias("body"))
 
     def _write_files(self, batch: DataFrame, number: int) -> None:
-        # Written again, a batch takes the place of what was there of it.
+        # A repeated batch replaces its earlier files.
         batch.write.mode("overwrite").parquet(str(self._folder / "files" / str(number)))
         each = batch.write.format("psqlmessages").mode("append")
         each.option("topic", "EACH").option("query", "each").save()
 
 
 def fails_once(mark: Path, body: str) -> str:
-    """Hand a body on, but end the task of one of them with an error, the first time."""
+    """Return a body, but raise an error at one of them the first time."""
     if body == "message 150" and not mark.exists():
         mark.touch()
         raise ArithmeticError("the first attempt fails")

@@ -20,7 +20,7 @@ RULES = "user1 SEND {} * W 10", "user2 READ {} * R 10"
 
 
 class Query:
-    """A streaming query: `checkpoint` is what a restart begins with, as Spark's logs have it."""
+    """A streaming query; `start` and `end` are the offsets of its checkpoint."""
 
     def __init__(self, schema: StructType | None = None, **options: Any) -> None:
         self.options = {name: str(value) for name, value in options.items()}
@@ -30,12 +30,10 @@ class Query:
         self.reader = self.fresh_reader()
 
     def fresh_reader(self) -> DataSourceStreamReader:
-        """Make a reader that was told nothing yet, as each of Spark's processes has one."""
         source = MessagesSource(self.options)
         return source.streamReader(self.schema or source.schema())
 
     def begin(self, *, planned: bool = False) -> Offset:
-        """Start a query without a checkpoint; its first batch may be planned too."""
         self.start = self.reader.initialOffset()
         if planned:
             self.plan()
@@ -43,12 +41,11 @@ class Query:
 
     def plan(self) -> bool:
         limit = self.reader.getDefaultReadLimit()
-        # As it comes back from Spark's log.
         self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
         return self.end != self.start
 
     def read(self) -> Rows:
-        """Read the planned batch, each partition as an executor has it."""
+        """Read the planned batch, each partition in its own reader."""
         rows: Rows = []
         for partition in self.reader.partitions(self.start, self.end):
             executor = pickle.loads(pickle.dumps(self.fresh_reader()))  # noqa: S301
@@ -60,7 +57,7 @@ class Query:
         self.start = self.end
 
     def batch(self) -> Rows:
-        """Plan, read and commit one batch; its rows in the order of their ids."""
+        """Plan, read and commit one batch; return its rows by id."""
         if self.start is None:
             self.begin()
         if not self.plan():
@@ -74,7 +71,7 @@ class Query:
         return [row["body"] for row in self.batch()]
 
     def available_now(self) -> list[list[str]]:
-        """Run until all that is there now is read; the bodies of each batch."""
+        """Read everything that is available now; return the bodies of each batch."""
         if self.start is None:
             self.begin()
         self.reader.prepareForTriggerAvailableNow()
@@ -84,7 +81,6 @@ class Query:
         return batches
 
     def restart(self) -> None:
-        """Begin anew from the checkpoint, as after a crash."""
         self.stop()
         self.reader = self.fresh_reader()
 
@@ -94,10 +90,7 @@ class Query:
 
 
 class Source:
-    """Topics and queues that user1 fills as SEND, and queries of user2, as READ.
-
-    T keeps its messages, and nothing is removed by itself.
-    """
+    """Topics and queues that user1 fills as SEND, and queries of user2 as READ; T is kept."""
 
     def __init__(self, world: World, dsn_file: Callable[[str], str]) -> None:
         self.world, self.dsn_file = world, dsn_file("user2")
@@ -132,7 +125,7 @@ class Source:
         self.owner.query("SELECT messages._prune_streams()")
 
     def lose(self) -> None:
-        """Let the subscriptions end, and remove all there is."""
+        """End the subscriptions, and remove all messages."""
         self.owner.execute("DELETE FROM psqlmessages_subscription")
         self.prune()
 
@@ -147,7 +140,7 @@ class Source:
 
 @contextmanager
 def away(world: World, role: str) -> Iterator[None]:
-    """Keep a role from the database, as a server that is down does, and let it back again."""
+    """Refuse the logins of a role meanwhile, like a server that is down."""
     superuser = world.superuser()
     superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
     try:

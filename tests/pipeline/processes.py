@@ -1,4 +1,4 @@
-"""Processes as /proc shows them: a driver's Java, and what a family of processes listens on."""
+"""Processes in /proc: the Java of a driver, and the addresses on which processes listen."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event
 
-# For a Java that lives for seconds or minutes: compiling well would take longer than it saves.
+# A short-lived Java is faster without its optimizing compiler.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FAULT = "an exchange, worker or Spark job is killed"
 
@@ -41,7 +41,6 @@ def is_alive(pid: int) -> bool:
 
 
 def status_of(pid: int) -> tuple[str, str, int]:
-    """The name of a process, its state and its parent; nothing if it has gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What the tests of the sink write to, and what they find there."""
+"""A topic and a queue for the tests of the sink, and their contents."""
 
 from typing import Any
 
@@ -16,10 +16,7 @@ PUSHED = """
 
 
 class Sink:
-    """A topic and a queue that user1 may write to as the node pipeline, and the options for that.
-
-    The topics keep what they get; IN user1 may read, as any node whose name begins with pipeline.
-    """
+    """A topic and a queue that user1 may write to as pipeline, and IN, which it may read."""
 
     def __init__(self, world: World, dsn_file: str) -> None:
         self.world = world

@@ -50,7 +50,6 @@ def cut(*_: Any) -> None:
 
 @contextmanager
 def cut_at(method: str) -> Iterator[None]:
-    """Let a method of Folder raise, as a kill would end it there."""
     with patch.object(log.ArchiveFolder, method, cut), pytest.raises(Cut):
         yield
 
@@ -66,7 +65,7 @@ def archive(spark: SparkSession, root: str) -> Archive:
 
 
 def batch(spark: SparkSession, first: int, last: int, *topics: str, parts: int = 1) -> DataFrame:
-    """Rows with ids from one to another, of the topics in turn."""
+    """Return rows with these ids, of the topics in turn."""
     names = sf.array(*map(sf.lit, topics))
     return spark.range(first, last + 1, numPartitions=parts).select(
         "id",
@@ -93,7 +92,7 @@ def archived(archive: Archive) -> list[tuple[Any, ...]]:
 
 
 def seen(root: str) -> list[tuple[Any, ...]]:
-    """What a reader sees that knows neither archives nor Spark."""
+    """Read the files without the log of the archive and without Spark."""
     if not Path(root, "data").exists():
         return []
     return in_order(Row(**row) for row in pyarrow.parquet.read_table(f"{root}/data").to_pylist())
@@ -109,9 +108,7 @@ def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> log
     return log.ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
-def test_topics_of_any_name_are_read_completely_once(
-    spark: SparkSession, archive: Archive, root: str
-):
+def test_topics_of_any_name_are_read_once(spark: SparkSession, archive: Archive, root: str):
     archive.write(batch(spark, 1, 56, *NAMES))
     assert archived(archive) == seen(root) == expected(56, *NAMES)
     assert in_order(spark.read.parquet(f"{root}/data").collect()) == expected(56, *NAMES)
@@ -120,7 +117,7 @@ def test_topics_of_any_name_are_read_completely_once(
     days = {"ORDERS": "2026-11-20", "orders": "2026-11-21"}
     assert folders > {Path("data", topic_folder(name), f"date={day}") for name, day in days.items()}
     assert topic_folder("ORDERS") == "stream=ORDERS"
-    # A batch that comes again adds nothing, and of one that reaches further only what is beyond.
+    # A repeated batch adds nothing; of a longer one only the new rows are added.
     archive.write(batch(spark, 1, 56, *NAMES))
     archive.write(batch(spark, 29, 84, *NAMES))
     assert seen(root) == expected(84, *NAMES)
@@ -172,7 +169,7 @@ def test_compaction_loses_nothing_to_other_jobs(spark: SparkSession, archive: Ar
     assert [len(small) for small, _ in store.compact_all(archive)] == [6] * 2
     assert seen(root) == archived(archive) == expected(30, "A", "b/c")
     assert len(archive.log.files) == len(list(Path(root).rglob("data/**/*.parquet"))) == 2
-    # The other one knows of the files that were there: it looks again, and merges nothing twice.
+    # The other archive reads the log again, and merges nothing twice.
     assert other.retry_reads(lambda: archived(other)) == expected(30, "A", "b/c")
     assert store.merge(other, files) == 0
     archive.write(rows(3), guard=lambda: [*store.compact_all(other)] and None)
@@ -214,14 +211,14 @@ def test_an_archive_of_another_database_is_refused(spark: SparkSession, root: st
     Archive.open_or_create(spark, root, CLUSTER)
     with pytest.raises(log.ArchiveError, match=CLUSTER):
         Archive.open_or_create(spark, root, "1/2")
-    # Spark would take it for a pattern.
+    # Spark would read this path as a pattern.
     with pytest.raises(log.ArchiveError, match=r"must not contain \*"):
         Archive.open(spark, "/tmp/*")  # noqa: S108 - never made
 
 
 @pytest.fixture
 def owner(world: World, django: None) -> str:
-    """The role of the pipeline, with the rules it needs; SHOP keeps the topics' messages."""
+    """The role of the pipeline with its rules; SHOP keeps the messages of the topics."""
     role: str = world.owner.query("SELECT session_user::text")
     world.rule(role, "pipeline.*", "Topic", "*", "RW", 60)
     for topic in (TOPIC, "AGAIN", "OTHER"):
@@ -278,7 +275,7 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
     )  # fmt: skip
     whole, part = verify(archive)
     assert not whole.is_equal
-    # One message, or two if ids between were drawn in vain: a range is one of ids.
+    # Ids are not always consecutive: the range may contain one or two messages.
     there, changed = world.execute(
         "SELECT count(*), max(id) FILTER (WHERE body = 'plain') FROM messages.stored"
         " WHERE topic = %s AND id > %s AND id <= %s", [TOPIC, part.low, part.high]
@@ -335,7 +332,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
     with closing(ArchiveJob(spark, root, ("OTH*", "NEW*"))) as job:
         job.prepare(job.topics())
         world.rule(owner, "SHOP", "Topic", "NEW1", "W", 60)
-        # Nobody has marked it yet: it is to be there still when the job comes to it.
+        # Keep its message until the job marks it.
         world.execute("UPDATE psqlmessages_topic SET retention = 1000")
         world.owner.ok("publish", "SHOP", "NEW1", "one")
         query = job.start(job.topics(), f"{root}/_checkpoint", {"availableNow": True})

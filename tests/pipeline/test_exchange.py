@@ -1,4 +1,4 @@
-"""Exchanges on Spark: the same cases as a local worker's, and what is Spark's own."""
+"""Exchanges on Spark: the cases of a local worker, and Spark's own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,6 @@ from tests.pipeline.processes import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Two tasks are two processes: only a single loop keeps an order.
 ORDERED = "case_the_order_is_kept_by_a_single_loop"
 EVERYDAY = {
     "case_each_destination_gets_a_copy_as_it_was_pushed",
@@ -36,7 +35,7 @@ EVERYDAY = {
 
 
 class Runner:
-    """A query of so many tasks; it runs nothing until something is defined."""
+    """A query with tasks; it runs no exchange until `define`."""
 
     def __init__(self, spark: SparkSession, **settings: Any) -> None:
         self.turns: list[int] = []
@@ -50,7 +49,7 @@ class Runner:
         self.counts += counts
 
     def await_begin(self) -> None:
-        """Wait for the first batch, which Spark runs though there is nothing in it."""
+        """Wait for the first batch, which Spark runs although it is empty."""
         until(lambda: self.turns or self.query.exception())
         self._raise_what_ended_it()
         self.forget()
@@ -67,17 +66,16 @@ class Runner:
         self.exchanges.define([repository.compile_exchange(row) for row in repository.rows()])
 
     def count(self, outcome: str, destination: int = -1) -> int:
-        """How many of an outcome were told so far."""
         found = [each for each in self.counts if each.outcome == outcome]
         return sum(each.number for each in found if each.destination == destination)
 
     def rest(self) -> None:
-        """Run nothing, and wait until that is so."""
+        """Run no exchange, and wait until the tasks have ended."""
         self.exchanges.define(())
         assert self.exchanges.wait_until_current(300)
 
     def run_until_idle(self, field: Field) -> None:
-        """Run what is stored until nothing is left to do."""
+        """Run the stored exchanges until their queues are empty."""
         self.define()
         try:
             field.until_idle(300)
@@ -87,7 +85,7 @@ class Runner:
         self.rest()
 
     def failure(self) -> str:
-        """Run what is stored, which fails; why, in one line."""
+        """Run the stored exchanges, which must fail; return the cause."""
         self.define()
         with pytest.raises(StreamingQueryException) as caught:
             self.query.awaitTermination(200)
@@ -104,7 +102,6 @@ def pair(spark: SparkSession) -> Iterator[Runner]:
 
 @pytest.fixture
 def runner(pair: Runner) -> Iterator[Runner]:
-    """A query of two tasks that runs nothing yet, and nothing after the test."""
     pair.forget()
     yield pair
     pair.rest()
@@ -126,7 +123,7 @@ def lone(spark: SparkSession) -> Iterator[Callable[..., Runner]]:
 @pytest.mark.parametrize(
     "case",
     [
-        # The loops are a local worker's, which is asked all of them every day.
+        # A local worker runs all of them daily.
         pytest.param(case, marks=[] if case.__name__ in EVERYDAY else pytest.mark.nightly)
         for case in CASES
         if case.__name__ != ORDERED
@@ -177,12 +174,11 @@ def test_a_task_keeps_the_order_by_a_selector_in_code(field: Field, lone: Callab
         field.until(lambda: len(field.default.bodies("b")) > number)  # noqa: B023
     runner.rest()
     assert field.default.bodies("b") == [str(number) for number in range(0, 16, 2)]
-    # Not each element costs a turn.
     assert len(runner.turns) <= 3
 
 
 def test_executors_without_code_are_named(field: Field, lone: Callable[..., Runner], monkeypatch):
-    # Here, as in Django's process, it is known; on executors no module has it.
+    # The driver knows this selector, but no module of the executors has it.
     monkeypatch.setitem(selectors._functions, "here-only", lambda env: True)
     missing = "the selector of default/b: no selector in code is named here-only"
     with namespace("nowhere"):
@@ -232,7 +228,7 @@ def test_the_command_ends_with_its_exchange(field: Field, command: Callable[...,
         command("x1", "--tasks", "2", "--span", "1")
         routed = acted.result()
     lines = capsys.readouterr().err.splitlines()
-    # Between them are the batches, with what each had.
+    # The other lines are batches.
     assert lines[0] == "running x1; press Ctrl-C to stop"
     assert "x1 is stopped" in lines
     assert "x1 was deleted" in lines

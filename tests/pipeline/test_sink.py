@@ -18,7 +18,7 @@ def write(frame: DataFrame, options: dict[str, str], mode: str = "append") -> No
 def stream(
     spark: SparkSession, sink: Sink, checkpoint: str
 ) -> Callable[[Callable[[DataStreamWriter], DataStreamWriter]], None]:
-    """Write all that the topic IN holds in batches of 20 rows, as a function says, and end."""
+    """Write all of the topic IN in batches of 20 rows."""
 
     def run(to: Callable[[DataStreamWriter], DataStreamWriter]) -> None:
         source = {**sink.topic, "topic": "IN", "timeout": 60, "maxRowsPerTrigger": 20}
@@ -42,7 +42,6 @@ def test_rows_keep_their_order(spark: SparkSession, sink: Sink, dsn_file: Callab
     write(spark.createDataFrame(encoded, "body string, enc string").coalesce(1), sink.topic)
     write(spark.createDataFrame([(b"\0\xff",), (None,)], "body binary").coalesce(1), sink.topic)
     assert sink.rows()[5_000:] == [*encoded[:3], ("", None), ("AP8=", "b64"), ("", "b64")]
-    # What was written can be read back, and Spark writes JSON itself.
     write(spark.sql("SELECT to_json(struct(1 AS a)) AS body, 'json' AS enc"), sink.topic)
     sink.world.rules(f"user2 READER Topic {TOPIC} R 10")
     read = spark.read.format("psqlmessages").options(
@@ -59,7 +58,6 @@ def test_a_write_with_a_name_is_done_once_and_others_each_time(spark: SparkSessi
     for options in (named, named, sink.topic, sink.topic):
         write(frame, options)
     assert sink.bodies() == ["a"] * 3
-    # One without rows commits nothing.
     write(frame.where("false"), {**sink.topic, "query": "none"})
     assert sink.bodies() == ["a"] * 3
     assert not sink.world.watcher.query("SELECT count(*) FROM messages._batch WHERE query = 'none'")

@@ -74,7 +74,7 @@ def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink)
 
 
 def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) -> str:
-    """Why no writer can be made; nothing if it can."""
+    """Return why no writer can be created; "" if it can."""
     schema = types.StructType()
     for name, kind in columns:
         schema = schema.add(name, kind)
@@ -85,10 +85,8 @@ def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) 
     return ""
 
 
-def test_unknown_columns_and_options_of_the_sink_are_refused(
-    monkeypatch,
-):
-    # Refused before a database is looked for: there is none.
+def test_unknown_columns_and_options_of_the_sink_are_refused(monkeypatch):
+    # The refusal must come before the connection: this address fails.
     monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
     found = [(refusal({"topic": "A"}, columns), told) for columns, told in COLUMNS]
     found += [(refusal(options, [("body", STRING)]), told) for options, told in OPTIONS]
@@ -109,7 +107,7 @@ def test_a_failed_commit_is_reported_and_publishes_nothing(sink: Sink):
     unnamed = MessagesStreamWriter(sink.topic, SCHEMA, overwrite=False)
     with pytest.raises(MessagesError, match="name one with the option query"):
         unnamed.commit([unnamed.write(batches("a"))], 0)
-    # A rule that goes between the look and the commit counts.
+    # A rule that is removed before the commit counts.
     message = stream.write(batches("a"))
     sink.world.owner.connection.execute("DELETE FROM messages.auth WHERE type = 'Topic'")
     with pytest.raises(DestinationNotAuthorized):
@@ -154,7 +152,7 @@ def test_a_lost_connection_loses_no_row(sink: Sink, monkeypatch, held_bytes: int
 
 
 def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(sink: Sink, caplog):
-    """Spark starts processes that plan a batch whenever it likes: this one knows nothing yet."""
+    """Spark starts processes at any time: a new one does not know the state of others."""
     writer(sink.topic)
     staging.close()
     with ThreadPoolExecutor(1) as pool:

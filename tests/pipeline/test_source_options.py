@@ -3,6 +3,7 @@
 import json
 import operator
 import random
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from psqlmessages.pipeline.topic_source import FilteredTopicBatchReader
 from tests.sql.conftest import World
 
 EITHER = "either the option topic or the option queue"
-# The values of unknown ones are not shown: they may hold a password.
+# Values of unknown options are not shown: they may contain a password.
 UNKNOWN = (
     "unknown option endingoffsets, url. Known options: client, dsnFile, failOnDataLoss,"
     " maxRowsPerTrigger, partitions, queue, startingOffsets, timeout, topic"
@@ -45,11 +46,9 @@ JUDGED: dict[Any, Callable[[Any, Any], bool]] = {
     spark.GreaterThan: operator.gt, spark.GreaterThanOrEqual: operator.ge,
     spark.LessThan: operator.lt, spark.LessThanOrEqual: operator.le,
     spark.In: lambda a, b: a in b,
-    # No column is null here.
     spark.IsNull: lambda a, b: False, spark.IsNotNull: lambda a, b: True,
 }  # fmt: skip
 MOMENT = datetime(2030, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
-# Values that often meet.
 VALUES: dict[str, Sequence[Any]] = {
     "id": range(-1, 62),
     "topic": ("T", "T2", "'", "none"),
@@ -72,15 +71,11 @@ SELECT = """
 """
 
 
-def refusal(options: dict[str, str]) -> str:
-    with pytest.raises(OptionRefused) as refused:
-        SourceOptions.of(options)
-    return str(refused.value)
-
-
 def test_unusable_options_are_reported():
-    found = [(refusal(options), told) for options, told in REFUSED]
-    assert [pair for pair in found if pair[1] not in pair[0] or "s3cret" in pair[0]] == []
+    for options, told in REFUSED:
+        with pytest.raises(OptionRefused, match=re.escape(told)) as refused:
+            SourceOptions.of(options)
+        assert "s3cret" not in str(refused.value)
 
 
 def test_options_have_defaults_and_any_case():
@@ -102,7 +97,7 @@ def test_the_dsn_is_of_option_variable_or_file(monkeypatch, tmp_path: Path):
     found = [dsn()]
     monkeypatch.setenv("PSQLMESSAGES_DSN", "dbname=of_the_variable")
     found += [dsn({}), dsn({"DSNFILE": str(other)})]
-    # A file is read anew at each call.
+    # A file is read again at each call.
     other.write_text("dbname=moved")
     found.append(dsn({"DSNFILE": str(other)}))
     assert found == [f"dbname={name}" for name in (
@@ -120,7 +115,6 @@ def test_a_malformed_address_is_refused_and_not_shown(monkeypatch):
         dsn()
     assert "s3cret" not in str(refused.value)
     assert refused.value.__cause__ is None
-    # What a sound one says is not replaced.
     address = add_defaults("host=a connect_timeout=3 client_encoding=LATIN1")
     assert "connect_timeout=3" in address
     assert "client_encoding=UTF8" in address

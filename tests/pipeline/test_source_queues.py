@@ -61,7 +61,6 @@ def test_a_query_takes_each_available_element_once(source: Source):
     source.push("later")
     assert [query.bodies(), query.bodies()] == [["before"], []]
     assert sizes(source) == (1, 0)
-    # Many are taken in several calls.
     source.push(*map(str, range(4000)))
     assert len(set(source.query(queue="Q", maxRowsPerTrigger=3500).bodies())) == 3500
 
@@ -81,13 +80,13 @@ def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(sourc
     query = planned(source, "1", "2")
     first = query.read()
     query.restart()
-    # The leases of both stand in the offset.
+    # The offset contains the leases of both.
     assert len(query.end["leases"]) == 2 * 32
     source.push("3")
     assert sizes(source) == (1, 2)
     assert first == query.read()
     query.done()
-    # Spark asks for the next batch, and tells commit() of this one only when there is one.
+    # Spark calls commit() for this batch only after the next one is planned.
     query.plan()
     assert sizes(source) == (0, 1)
     assert [row["body"] for row in query.read()] == ["3"]

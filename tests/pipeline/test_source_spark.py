@@ -1,4 +1,4 @@
-"""The source in a real Spark session: batch reads, streams with checkpoints, what plans show."""
+"""The source in a Spark session: batch reads, streams with checkpoints, query plans."""
 
 import contextlib
 import io

@@ -67,9 +67,7 @@ def test_each_batch_has_the_requested_rows_up_to_the_available_ones(source: Sour
     assert [first, query.bodies(), query.bodies()] == [["a", "b", "c", "d"], ["e"], []]
 
 
-def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done(
-    source: Source,
-):
+def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done(source: Source):
     query = source.follow()
     start = query.begin()["positions"]["T"]
     source.publish("1", "2")
@@ -81,7 +79,7 @@ def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done
     assert first == query.read()
     assert source.owner.query(POSITION, "T") == start
     query.done()
-    # Spark tells commit() of a batch only with the next one; the call for that is enough.
+    # Spark calls commit() for a batch only after the next one is planned.
     query.plan()
     assert source.owner.query(POSITION, "T") == query.start["positions"]["T"]
     assert [row["body"] for row in query.read()] == ["3"]
@@ -99,7 +97,6 @@ def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(source:
     assert query.bodies() == ["1"]
     source.keep("P2")
     assert query.bodies() == []
-    # It is subscribed to before it has a message.
     assert source.owner.query(POSITION, "P2") == 0
     source.publish("2", "3", topic="P2")
     assert query.bodies() == ["2", "3"]
@@ -121,7 +118,7 @@ def test_a_query_starts_at_the_given_position(source: Source):
     assert source.follow(startingOffsets="2999-01-01T00:00:00Z").bodies() == []
     source.publish("4")
     for query, bodies in begun:
-        # From the latest on, the first batch is empty.
+        # The first batch from the latest position is empty.
         assert query.bodies() + query.bodies() == bodies, query.options
 
 
@@ -129,14 +126,14 @@ def test_a_query_from_the_latest_keeps_its_first_position(source: Source):
     query = source.follow(startingOffsets="latest")
     begun = query.begin()
     source.publish("1")
-    # As Spark does before its first batch, with what comes in between.
+    # Spark calls this twice before its first batch.
     again = query.begin()
     source.prune()
     assert again == begun
     query.plan()
     planned = query.end
     query.restart()
-    # Killed in its first batch, it goes on from Spark's log, from where it is told to begin.
+    # After a kill in the first batch, Spark starts at the planned offset of its log.
     query.begin()
     query.start = planned
     assert query.bodies() == ["1"]
@@ -153,7 +150,6 @@ def test_a_future_start_id_is_awaited_and_a_removed_one_refused(source: Source):
         source.follow(startingOffsets=last).begin()
     source.keep("T")
     source.publish("4")
-    # The earliest is the earliest that is kept.
     assert source.follow().bodies() == ["4"]
 
 
@@ -175,7 +171,6 @@ def test_gaps_are_read_once(source: Source, fill: Callable[..., int], monkeypatc
     fills = [("T", 57), ("ELSE", 1500), ("T", 3), ("U", 120), ("ELSE", 40), ("T", 200), ("V", 5)]
     for topic, count in fills:
         fill(topic, count, f"{topic} %s")
-    # Ids jump: a look at each of these would take years.
     source.owner.execute("SELECT setval('messages._stream_id', (10 ^ 15)::bigint)")
     last = max(fill(topic, count, f"late {topic} %s") for topic, count in fills)
 
@@ -235,9 +230,8 @@ def test_messages_removed_while_a_query_was_stopped_end_it_or_are_reported(sourc
     lax.plan()
     lax.plan()
     assert [row["body"] for row in lax.read()] == ["4"]
-    # Once by the driver, however often it looks, and once by each task.
+    # The driver logs it once, and each task once.
     assert sum("loses at most 2 messages" in record.message for record in caplog.records) == 2
-    # Removed amid a batch, they end it too.
     amid = source.follow()
     amid.begin()
     source.publish("5")
@@ -269,7 +263,7 @@ def test_a_query_is_pinged_while_a_batch_takes_long(source: Source):
     for topic in ("P1", "P2"):
         source.publish("1", topic=topic)
     source.follow("P*", timeout=3).begin()
-    # A topic of a pattern that went does not end the others.
+    # A removed topic of a pattern does not affect the others.
     source.owner.execute("DELETE FROM psqlmessages_streammessage")
     source.owner.execute("DELETE FROM psqlmessages_topic WHERE name = 'P1'")
     before = source.owner.query(PINGED)
@@ -280,7 +274,7 @@ def test_driver_and_executors_await_their_database(source: Source, caplog):
     source.publish("1")
     query = source.follow()
     assert query.bodies() == ["1"]
-    # A kept connection that was ended is replaced without a word.
+    # A closed connection is replaced without a log entry.
     source.end_sessions()
     source.publish("2")
     assert query.bodies() == ["2"]
@@ -296,14 +290,11 @@ def test_driver_and_executors_await_their_database(source: Source, caplog):
             said(caplog, "the database is back after")
             assert len([r for r in caplog.records if "the database is" in r.message]) == 2
     assert [row["body"] for row in found] == ["3"]
-    # The wait ends.
     with pytest.raises(exceptions.ServerUnreachable, match="the database is unreachable: refused"):
         OutageRetry(timedelta(0)).wait_after("refused\nmore")
 
 
-def test_a_broken_read_goes_on_after_the_rows_it_has_unless_messages_went(
-    source: Source, monkeypatch
-):
+def test_a_broken_read_goes_on_unless_messages_went(source: Source, monkeypatch):
     monkeypatch.setattr(reader_module, "_BUFFER_BYTES", 0)
     source.publish(*LARGE)
     query = source.follow(partitions=1, failOnDataLoss=False)

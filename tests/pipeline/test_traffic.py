@@ -48,7 +48,7 @@ def query(field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch
 
 
 def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[JobProgress], list[str]]:
-    """Wait for the end of a query: what was told of it, and the lines that were printed."""
+    """Wait for the end of a query; return its progress and the printed lines."""
     told: list[JobProgress] = []
     lines: list[str] = []
     job_runner.follow(query, told.append, lag, lines.append)
@@ -75,7 +75,7 @@ def test_windows_equal_those_of_sql_despite_late_and_repeated_rows(
     held_back = {key[0] for key in field.written()}
     late.execute("COMMIT")
     undone.execute("ROLLBACK")
-    # As after a kill between the writing and the note that the batch has ended.
+    # As if it had been killed between the writing and the commit.
     (Path(checkpoint) / "commits" / "0").unlink()
     followed(query(write, **given, options={"maxRowsPerTrigger": "50"}))
     assert held_back == {"ORDERS", "BILLS"}
@@ -83,7 +83,7 @@ def test_windows_equal_those_of_sql_despite_late_and_repeated_rows(
     assert len(batches) > 3
     assert len(field.expected()) > len(TOPICS) * len(SENDERS) * 3
     assert field.written() == field.expected()
-    # A job that begins anew lessens no window of which it sees only a part.
+    # A new job does not reduce windows of which it reads only a part.
     before = field.written()
     field.owner.execute(
         "DELETE FROM psqlmessages_streammessage"
@@ -104,12 +104,12 @@ def test_late_messages_are_not_counted(field: TrafficField, query: Query, table:
     kept = [int(each.stateOperators[0].numRowsTotal) for each in running.recentProgress]
     too_late = [line for line in lines if line.startswith("too late")]
     assert [line.partition(" when")[0] for line in too_late] == ["too late: 3 windows were closed"]
-    # One of each length; those of three hours ago are gone.
+    # One window of each length; those of three hours ago are closed.
     assert (kept[0], kept[-1]) == (3, 3)
 
 
 def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: SparkSession):
-    # 1, 2, … 100 seconds before a moment whose hour has all of them; and one by a clock ahead.
+    # 1, 2, … 100 seconds before a moment in the same hour; and one with a clock ahead.
     before = datetime.now(UTC)
     hour_starts = (before - timedelta(seconds=100)).replace(minute=0, second=0, microsecond=0)
     latest = min(before, hour_starts + timedelta(hours=1))
@@ -146,7 +146,7 @@ def test_a_job_shows_its_lag_and_ends_by_signal(field: TrafficField, query: Quer
         began.wait(600)
         until(lambda: told[-1].lag_seconds)
         os.kill(os.getpid(), signal.SIGTERM)
-        # It is looked for the end of the batch now, and none may come before it is let go.
+        # The job now waits for the end of the batch.
         Event().wait(0.5)
         assert len(batches) == 1
         go_on.set()
@@ -205,7 +205,6 @@ def test_the_command_counts_available_elements_and_fails_without_a_right(
     field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path,
     monkeypatch, capsys,
 ):  # fmt: skip
-    # The session is that of all tests.
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     command = ("psqlmessages", "pipeline", "traffic", "--once")
     field.publish_everywhere(7)

@@ -1,4 +1,4 @@
-"""What the tests of traffic share: publishers, the table, and the same windows by SQL."""
+"""Publishers, the table of traffic, and the same windows computed by SQL."""
 
 from datetime import datetime, timedelta
 from itertools import product
@@ -34,7 +34,7 @@ PUBLISH = """
 
 
 class TrafficField:
-    """Publishers of some topics, whose messages are kept, and the windows of their messages."""
+    """Publishers of some topics with stored messages, and the windows of these."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -47,7 +47,6 @@ class TrafficField:
         self.publisher = world.program("user1")
 
     def publish(self, number: int, topic: str = "ORDERS", sender: str = "SHOP") -> None:
-        """Publish bodies of all sizes in one transaction of its own."""
         self.publisher.execute(PUBLISH, (sender, topic, number))
 
     def publish_everywhere(self, number: int) -> None:
@@ -55,7 +54,6 @@ class TrafficField:
             self.publish(number, topic, sender)
 
     def spread(self, seconds: int) -> None:
-        """Let what was published be older by up to so many seconds."""
         self._change("SET published_at = published_at - %s * random()", timedelta(seconds=seconds))
 
     def date(self, moment: datetime, the_last: int) -> None:

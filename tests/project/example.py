@@ -23,10 +23,7 @@ READY = "Press Ctrl-C to stop."
 
 
 class Example:
-    """`make run` on a terminal of its own; `shown` is what stands there.
-
-    It is killed after some minutes: a test that hangs leaves nothing behind.
-    """
+    """`make run` on a terminal of its own, killed after some minutes; `shown` is the output."""
 
     def __init__(
         self, folder: Path, url: str, *, seconds: float = SECONDS, **variables: str
@@ -39,7 +36,7 @@ class Example:
             ["make", "run", f"BIN={Path(sys.executable).parent}", "-o", ".venv/run"],
             cwd=folder, env={**os.environ, "DATABASE_URL": url, **variables},
             stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-            # The terminal is the new session's, as that of a shell is.
+            # The terminal controls the new session.
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509
         )  # fmt: skip
         os.close(terminal)
@@ -47,12 +44,10 @@ class Example:
         self._watchdog.start()
 
     def until(self, text: str) -> None:
-        """Read the screen until it shows this."""
         while text not in self.shown:
             assert self._read(), f"{text!r} was never shown:\n{self.shown}"
 
     def ready(self) -> "Example":
-        """Wait until it invites to come in."""
         self.until(READY)
         return self
 
@@ -77,7 +72,7 @@ class Example:
         os.close(self._screen)
 
     def children(self) -> list[int]:
-        """The pids of the processes that run in the copy of the tree, make's aside."""
+        """Return the pids of processes that run in the folder, without make's."""
         found = set()
         for entry in Path("/proc").glob("[0-9]*/cwd"):
             with suppress(OSError):
@@ -93,7 +88,7 @@ class Example:
     def _read(self) -> str:
         try:
             news = os.read(self._screen, 4096).decode(errors="replace")
-        except OSError:  # nobody writes to the terminal any more
+        except OSError:  # the terminal is closed
             return ""
         self.shown += news
         return news
@@ -114,7 +109,7 @@ def copy_project(folder: Path) -> Path:
 
 @contextmanager
 def own_database(server: TestedServer, name: str, more: str = "") -> Iterator[str]:
-    """Make an empty database, which is gone afterwards; its owner's address. more: as ENCODING."""
+    """Create an empty database for the test; yield its address. `more`: such as ENCODING."""
     names = {"name": sql.Identifier(name), "owner": sql.Identifier(server.server.owner)}
     make = sql.SQL("CREATE DATABASE {name} OWNER {owner} " + more).format(**names)
     drop = sql.SQL("DROP DATABASE IF EXISTS {name} WITH (FORCE)").format(**names)

@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def shared(pytestconfig) -> Iterator[Server]:
-    """A server in a folder of its own, which all users may enter."""
     top = Path(tempfile.mkdtemp(prefix="starter-"))
     top.chmod(0o711)
     server = Server(top / "shared", pytestconfig.stash[SERVER].binaries)
@@ -36,7 +35,6 @@ def shared(pytestconfig) -> Iterator[Server]:
 
 @pytest.fixture
 def server(shared: Server) -> Server:
-    """A cluster, running, that the tests of this module may crash and start as they like."""
     return shared.start()
 
 
@@ -53,7 +51,6 @@ def one(server: Server, query: str, user: str = "postgres") -> object:
 
 
 def pid_of(server: Server) -> int:
-    assert server.postmaster is not None
     return server.postmaster.pid
 
 
@@ -93,10 +90,9 @@ def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch):
     assert pid_of(server) == pid
     assert one(server, "SHOW data_directory") == str(server.home.data)
     assert [(name, one(server, f"SHOW {name}")) for name, _ in SHOWN] == [*SHOWN]
-    # Ctrl-C at our terminal does not reach it.
+    # Ctrl-C in our terminal does not reach the server.
     assert os.getsid(pid) != os.getsid(0)
     assert os.getpgid(pid) != os.getpgid(0)
-    # The owner is an ordinary role, and only who knows the password gets in.
     assert one(server, f"{RIGHTS} WHERE rolname = 'psqlmessages'") == "(f,t,t,f)"
     assert one(server, OWNER, "psqlmessages") == "psqlmessages"
     for place in ({}, {"host": str(server.home.socket_folder()), "port": server.home.port}):
@@ -104,7 +100,6 @@ def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch):
             psycopg.connect(server.url("postgres", "postgres", "guessed"), **place)
     assert server.home.passwords.path.stat().st_mode & 0o777 == 0o600
     assert server.home.log.stat().st_mode & 0o777 == 0o600
-    # A long log is put aside.
     monkeypatch.setattr(home_module, "MAX_LOG_BYTES", 10)
     before = server.home.log.read_text()
     server.start()

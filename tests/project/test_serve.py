@@ -1,4 +1,4 @@
-"""`make run`: what it shows, what it keeps, how it ends."""
+"""`make run`: its output, its files, and its end."""
 
 import os
 import re
@@ -22,7 +22,6 @@ from tests.pipeline.processes import until
 from tests.project.example import Example, copy_project, own_database
 from tests.sql.conftest import World, world
 
-# A fixture is found here by its name.
 __all__ = ["world"]
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: buses on the real database, what they hear, and a listener that sees the bytes."""
+"""Fixtures: buses on the real database, their events, and a connection that sees the segments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.pubsub import Event
 from tests.client.nodes import Driven, end
 from tests.conftest import TestedServer
-from tests.django.waiting import wait_until
+from tests.sql.conftest import Program
 
 SECONDS = 60
 
@@ -22,16 +22,14 @@ NewBus = Callable[..., Any]
 Connect = Callable[..., psycopg.Connection]
 
 
-class Ear(Queue[Event]):
-    """A handler that keeps what it is called with."""
-
+class Receiver(Queue[Event]):
     @classmethod
-    def of(cls, bus: Any, channel: str = "A") -> Ear:
-        """What a bus hears from now on of a channel."""
-        ear = cls()
+    def of(cls, bus: Any, channel: str = "A") -> Receiver:
+        """Subscribe to a channel; return its queue of events."""
+        receiver = cls()
         bus.subscribe(channel)
-        bus.on(channel, ear)
-        return ear
+        bus.on(channel, receiver)
+        return receiver
 
     def __call__(self, event: Event) -> None:
         self.put(event)
@@ -43,7 +41,6 @@ class Ear(Queue[Event]):
         return self.event().payload
 
     def payloads(self, last: object) -> list[Any]:
-        """All payloads before that of the last message."""
         return list(iter(self.payload, last))
 
 
@@ -53,27 +50,7 @@ def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
     assert ended == (True,)
 
 
-class Listener:
-    """A plain connection: what it receives is what travelled."""
-
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self._connection = connection
-        self._came: list[str] = []
-        connection.add_notify_handler(lambda notify: self._came.append(notify.payload))
-        connection.execute('LISTEN "A"')
-
-    def segments(self) -> list[str]:
-        self._connection.execute("NOTIFY \"A\", 'fence'")
-        wait_until(lambda: "fence" in self._came or not self._connection.execute("SELECT 1"))
-        *found, fence = self._came
-        assert fence == "fence"
-        self._came.clear()
-        return found
-
-
 class DrivenPubSub(Driven):
-    """AsyncPubSub, which the test's thread uses as it uses PubSub."""
-
     kind = AsyncPubSub
 
 
@@ -125,8 +102,11 @@ def raw(connect: Connect) -> Callable[[str], object]:
 
 
 @pytest.fixture
-def listener(connect: Connect) -> Listener:
-    return Listener(connect())
+def listener(server: TestedServer) -> Iterator[Program]:
+    """A plain connection: its payloads are the segments that travelled."""
+    with closing(Program(server.url("user2"))) as program:
+        program.execute('LISTEN "A"')
+        yield program
 
 
 @pytest.fixture
@@ -137,5 +117,5 @@ def bus(server: TestedServer) -> Iterator[PubSub]:
 
 
 @pytest.fixture
-def ear(bus: PubSub) -> Ear:
-    return Ear.of(bus)
+def receiver(bus: PubSub) -> Receiver:
+    return Receiver.of(bus)

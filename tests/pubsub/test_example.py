@@ -9,7 +9,7 @@ import pytest
 
 from psqlmessages.pubsub.pubsub import MAX_UNFINISHED, MAX_UNFINISHED_BYTES
 from tests.conftest import TestedServer
-from tests.pubsub.conftest import Connect, Ear, NewBus
+from tests.pubsub.conftest import Connect, NewBus, Receiver
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/pubsub.md").read_text()
@@ -30,9 +30,9 @@ def test_an_example_prints_as_shown(server: TestedServer, program: str, printed:
 
 
 def test_the_statement_for_psql_is_heard(new_bus: NewBus, connect: Connect):
-    ear = Ear.of(new_bus(), "channel:A")
+    receiver = Receiver.of(new_bus(), "channel:A")
     connect().execute(STATEMENT)
-    assert [ear.payload(), ear.payload()] == [{"a": 1}, "текст"]
+    assert [receiver.payload(), receiver.payload()] == [{"a": 1}, "текст"]
 
 
 def test_the_bounds_are_those_of_the_page():

@@ -1,4 +1,4 @@
-"""The wire format to the byte: what is cut into segments is joined again, whoever interleaves."""
+"""The wire format: segments are cut and joined, also if writers interleave."""
 
 import base64
 from typing import Any
@@ -16,7 +16,7 @@ from psqlmessages.pubsub.segments import (
     encode_payload,
 )
 
-# Every Unicode text, NUL included; JSON's strings may hold lone surrogates too, but for pairs.
+# Texts may contain NUL; strings in JSON may also contain lone surrogates.
 texts = st.text(st.characters(codec="utf-8"))
 lone_surrogates = st.text(st.characters(min_codepoint=0xDC00, max_codepoint=0xDFFF))
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -36,11 +36,10 @@ def segments_of(payload: Any) -> list[str]:
 
 
 def joined(segments: list[str]) -> Any:
-    """What a receiver makes of segments, of which only the last completes the message."""
+    """Join segments, of which only the last completes the message."""
     assembly = SegmentAssembler(1000, 100_000_000)
     *parts, last = [assembly.add(1, "A", segment) for segment in segments]
     assert parts == [None] * len(parts)
-    assert last is not None
     return decode_payload(last)
 
 
@@ -100,7 +99,7 @@ def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]
 
 
 def test_a_short_message_differs_from_the_end_of_a_long_one():
-    """Base64 of a multiple of three bytes ends as that of the short message alone."""
+    """Base64 of a multiple of three bytes ends like that of the short message alone."""
     transaction = SegmentDeduplicator()
     short = encode_base64(encode_payload("é"))
     long = "A" * 7998 + short
@@ -121,7 +120,6 @@ pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1,
     st.randoms(use_true_random=False),
 )
 def test_interleaved_writers_are_kept_apart(messages, random):
-    """Each process id and channel is a queue; the queues' heads come in any order."""
     assembly, queues, expected = SegmentAssembler(100, 2**20), {}, {}
     for process_id, channel, text, size in messages:
         characters = base64.b64encode(b"!" + text.encode()).decode()
@@ -164,7 +162,6 @@ def test_more_bytes_than_the_bound_drop_the_largest():
     assert assembly.dropped == 1
     assert assembly.add(2, "A", "$AAAA") is None
     assert assembly.add(1, "A", LAST) == "!é"
-    # Tiny segments count as what they take in memory.
     for _ in range(1_000):
         assembly.add(3, "A", "#A")
     assert assembly.dropped == 2

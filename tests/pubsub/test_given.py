@@ -1,4 +1,4 @@
-"""PubSub on a connection that is given: its transactions, its owner, and what is left of it."""
+"""PubSub on a connection of the caller: transactions, other uses, and closing."""
 
 import threading
 from queue import Queue
@@ -12,7 +12,8 @@ from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import bus_connection
 from tests.client.programs import PROMPTLY
 from tests.django.waiting import wait_until
-from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend
+from tests.pubsub.conftest import SECONDS, Connect, NewBus, Receiver, end_backend
+from tests.sql.conftest import Program
 
 
 @pytest.fixture
@@ -26,67 +27,67 @@ def writer(new_bus: NewBus, given: Connection) -> Any:
 
 
 @pytest.fixture
-def heard(writer: Any) -> Ear:
-    return Ear.of(writer)
+def heard(writer: Any) -> Receiver:
+    return Receiver.of(writer)
 
 
 def listens(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
 
 
-def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Listener):
+def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Program):
     with given.transaction():
         writer.publish("A", 1)
         with given.transaction(force_rollback=True):
             writer.publish("A", 2)
         writer.publish("A", 3)
-        assert listener.segments() == []
-    assert listener.segments() == ["@1", "@3"]
+        assert listener.payloads() == []
+    assert listener.payloads() == ["@1", "@3"]
     with given.transaction(force_rollback=True):
         writer.publish("A", "never")
-    # What was sent is remembered for the transaction under way only.
+    # Segments are remembered only during the transaction.
     travelled = []
     for _ in range(2):
         with given.transaction():
             writer.publish("A", "x" * 8000)
-        travelled.append(listener.segments())
+        travelled.append(listener.payloads())
     assert travelled[0] == travelled[1]
     assert len(travelled[0]) == 2
 
 
-def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Listener):
+def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Program):
     for autocommit in (True, False):
         connection = connect(autocommit=autocommit)
         bus = new_bus(connection)
-        ear = Ear.of(bus)
+        receiver = Receiver.of(bus)
         bus.publish("A", "at once")
-        assert listener.segments() == ["!at once"]
-        assert ear.event() == (connection.info.backend_pid, "A", "at once")
+        assert listener.payloads() == ["!at once"]
+        assert receiver.event() == (connection.info.backend_pid, "A", "at once")
         bus.close()
     writer = new_bus(connection)
     connection.execute("SELECT 1")
     writer.publish("A", "at commit")
-    assert listener.segments() == []
+    assert listener.payloads() == []
     connection.commit()
-    assert listener.segments() == ["!at commit"]
+    assert listener.payloads() == ["!at commit"]
 
 
-def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, ear: Ear):
+def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, receiver: Receiver):
     sizes = (10, 7_998, 8_000, 100_000, 1_000_000)
     payloads = [character * size for character in ("x", "\0", "я") for size in sizes]
     payloads += ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
     with given.transaction():
         for payload in payloads:
             writer.publish("A", payload)
-    is_equal = [ear.payload() for _ in payloads] == payloads
+    is_equal = [receiver.payload() for _ in payloads] == payloads
     assert is_equal
     with given.transaction():
         for payload in ("x", "x", None, None, {"a": 1}, {"a": 1}, "é", "é", "last"):
             writer.publish("A", payload)
-    assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
+    assert receiver.payloads("last") == ["x", None, {"a": 1}, "é"]
 
 
-def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear):
+def test_too_much_alike_is_refused(writer: Any, given: Connection, receiver: Receiver):
     nul = "\0" * 10_000_000
     with given.transaction():
         writer.publish("A", nul)
@@ -94,10 +95,10 @@ def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear):
         with pytest.raises(ValueError, match="in another transaction"):
             writer.publish("A", nul)
         writer.publish("A", "after")
-    assert [len(ear.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
+    assert [len(receiver.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
 
 
-def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Ear):
+def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Receiver):
     given.execute("BEGIN")
     with pytest.raises(psycopg.errors.DivisionByZero):
         given.execute("SELECT 1 / 0")
@@ -105,7 +106,6 @@ def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, h
         with pytest.raises(psycopg.errors.InFailedSqlTransaction):
             use("A")
     given.execute("ROLLBACK")
-    # What could not be unsubscribed is still heard, and can be again.
     writer.publish("A", "works again")
     assert heard.payload() == "works again"
     assert writer.unsubscribe("A")
@@ -113,9 +113,8 @@ def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, h
 
 
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
-    writer: Any, given: Connection, superuser: Connection, listener: Listener
+    writer: Any, given: Connection, superuser: Connection, listener: Program
 ):
-    """The bus returns by itself, but what it is told to publish belonged to the transaction."""
     writer.subscribe("B")
     given.execute("BEGIN")
     end_backend(superuser, given)
@@ -123,10 +122,10 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     with pytest.raises(ConnectionLost, match="during a transaction"):
         writer.publish("A", "x")
     writer.publish("A", "alone")
-    assert listener.segments() == ["!alone"]
+    assert listener.payloads() == ["!alone"]
 
 
-def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Ear):
+def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Receiver):
     for number in range(100):
         raw(f"@{number}")
         assert given.execute("SELECT %s::int", (number,)).fetchone() == (number,)
@@ -142,7 +141,9 @@ def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, h
     assert heard.payload() == "amid a transaction"
 
 
-def test_other_channels_stay_outside(given: Connection, heard: Ear, raw: Any, connect: Connect):
+def test_other_channels_stay_outside(
+    given: Connection, heard: Receiver, raw: Any, connect: Connect
+):
     owners: Queue[psycopg.Notify] = Queue()
     given.add_notify_handler(owners.put)
     given.execute("LISTEN mine")
@@ -154,17 +155,17 @@ def test_other_channels_stay_outside(given: Connection, heard: Ear, raw: Any, co
 
 
 def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, raw: Any):
-    """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
-    ear = Ear()
+    """The keep-alive repeats it after DISCARD ALL and after a rollback."""
+    receiver = Receiver()
     # DISCARD ALL forgets prepared statements, and some versions of psycopg 3.2 do not notice.
     given.prepare_threshold = None
     with given.transaction(force_rollback=True):
         writer.subscribe("A")
-    writer.on("A", ear)
+    writer.on("A", receiver)
     for number in range(2):
         wait_until(lambda: listens(given) == {"A"})
         raw(f"@{number}")
-        assert ear.payload() == number
+        assert receiver.payload() == number
         given.execute("DISCARD ALL")
 
 
@@ -175,7 +176,7 @@ def test_close_leaves_it_open(writer: Any, given: Connection, new_bus: NewBus, m
     assert listens(given) == set()
     assert given.pgconn.notify_handler == handler
     assert not given.closed
-    # It is prompt though the owner is busy.
+    # It returns promptly while the owner uses the connection.
     monkeypatch.setattr(bus_connection, "_CLOSING_SECONDS", 0.2)
     bus = new_bus(given)
     bus.subscribe("A")
@@ -196,8 +197,8 @@ def test_a_connection_that_its_owner_closes_ends_the_bus(writer: Any, given: Con
         writer.publish("A")
 
 
-def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Listener):
+def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Program):
     with given.pipeline(), pytest.raises(psycopg.NotSupportedError, match="pipeline mode"):
         writer.publish("A", "x")
     writer.publish("A", "y")
-    assert listener.segments() == ["!y"]
+    assert listener.payloads() == ["!y"]

@@ -19,9 +19,9 @@ from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
-from tests.pubsub.conftest import Connect, Ear, NewBus, end_backend
+from tests.pubsub.conftest import Connect, NewBus, Receiver, end_backend
 
-# Finds out soon that a network stalls; a machine that stands still is taken for one.
+# Detects a stalled network soon, but allows for pauses of a slow machine.
 WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2))
 
 Cut = Callable[[Any], None]
@@ -53,18 +53,18 @@ def long_one(_: object) -> Any:
 def test_a_connection_that_was_cut_comes_back_and_listens(
     any_bus: NewBus, new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
 ):
-    """One that was given is replaced by one with the same parameters."""
+    """A given connection is replaced by one with the same parameters."""
     bus = new_bus(connect(autocommit=False), options=QUICK) if is_given else any_bus(options=QUICK)
-    ear = Ear.of(bus)
+    receiver = Receiver.of(bus)
     bus.subscribe("B")
     role = bus.connection.info.user
     cut(bus)
     wait_until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
     assert bus.connection.info.user == role
     raw("!again")
-    assert ear.payload() == "again"
+    assert receiver.payload() == "again"
     bus.publish("A", "myself")
-    assert ear.payload() == "myself"
+    assert receiver.payload() == "myself"
     assert not bus.subscribe("B")
     assert bus.counters.lost_connections == 1
 
@@ -89,7 +89,6 @@ def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy):
 def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy):
     bus = stalling(interval=60.0)
     with bus._connection._io:
-        # The last keep-alive has had its answer.
         proxy.stall()
     started = monotonic()
     with pytest.raises(ConnectionLost):
@@ -124,16 +123,15 @@ def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog)
 
 @pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
 def test_a_call_over_a_lost_link_is_heard(any_bus: NewBus, raw: Any, superuser: psycopg.Connection):
-    """Its task waits meanwhile for a descriptor that is closed, and given away."""
     bus = any_bus(interval=600.0, options=WATCHFUL)
-    ear = Ear.of(bus)
+    receiver = Receiver.of(bus)
     try:
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
                 bus._do(bus._connection.run, long_one)
             wait_until(lambda: bus.is_healthy)
             raw(f"@{number}")
-            assert ear.payload() == number
+            assert receiver.payload() == number
     finally:
         sleeping = "SELECT pid FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'"
         superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sleeping}) AS found")

@@ -19,7 +19,7 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Answer:
-    """A response: `headers` by lower-case names."""
+    """A response; the names of `headers` are in lower case."""
 
     status: int
     headers: Headers
@@ -56,7 +56,6 @@ class Caller:
             return Answer(response.status, found, response.read())
 
     def begin(self, method: str, path: str, **given: Any) -> "Future[Answer]":
-        """Call in a thread: for a call that waits."""
         return self._threads.submit(self.call, method, path, **given)
 
     def push(self, queue: str, body: bytes = b"x", content_type: str = "", **query: Any) -> Answer:
@@ -67,7 +66,7 @@ class Caller:
         return self.call("GET", at(queue), **query)
 
     def waiting(self, queue: str) -> list[str]:
-        """Return who waits for a queue, in their order; nobody if it is not there yet."""
+        """Return the names of waiting readers in order."""
         answer = self.call("GET", at(queue, "consumers"))
         return [reader["tid"] for reader in answer.json.get("consumers", [])]
 
@@ -80,7 +79,7 @@ def at(queue: str, *more: str) -> str:
 
 
 def bearer(site: Site, username: str, *idents: str, **fields: Any) -> dict[str, str]:
-    """Make a user who may be these nodes; return the header with the user's token."""
+    """Create a user with these nodes; return the header with the user's token."""
     user = site.user(username, idents=idents, **fields)
     return {"Authorization": f"Bearer {token_for(user, timedelta(hours=1))}"}
 
@@ -99,6 +98,6 @@ class Connection:
         return int(head.split(maxsplit=2)[1]), body
 
     async def leave(self) -> None:
-        """Go away without a word, whether there was an answer or not."""
+        """Close the connection without waiting for the answer."""
         self._writer.transport.abort()
         await asyncio.wait([asyncio.ensure_future(self._writer.wait_closed())])

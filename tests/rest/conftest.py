@@ -10,7 +10,6 @@ from tests.sql.conftest import World
 from tests.web.conftest import new_site, pytest_runtest_makereport, site, sites, world
 from tests.web.site import Site
 
-# Fixtures are found here by their names.
 __all__ = ["new_site", "pytest_runtest_makereport", "site", "sites", "world"]
 
 RULES = (

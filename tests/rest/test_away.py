@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -21,36 +20,29 @@ END_THEM = """
 WAITS = "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
 
 
-def database(port: int) -> dict[str, Any]:
-    """The test database as DATABASES has it, at another port."""
-    known = connection.settings_dict
-    given = {key: known[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD")}
-    return {**given, "HOST": "127.0.0.1", "PORT": port}
-
-
 @pytest.fixture
 def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
-    """Networks to the namespaces `default` and `far`, both of which are the test database."""
     known = connection.settings_dict
-    with ExitStack() as until_the_end:
+    with ExitStack() as stack:
         made = [Proxy(str(known["HOST"] or "127.0.0.1"), int(known["PORT"])) for _ in range(2)]
-        yield tuple(until_the_end.enter_context(proxy.serve()) for proxy in made)
+        yield tuple(stack.enter_context(proxy.serve()) for proxy in made)
 
 
 @pytest.fixture
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
-    """Wanda at a site whose namespaces are reached through the proxies."""
-    # An answer that does not come is waited for.
+    """Wanda at a site that reaches its namespaces through the proxies."""
+    # The site waits this long for an answer.
     seconds = {"rest.pool.ANSWER": 4, "client.queue_listener.ANSWER": 4}
+    given = {key: connection.settings_dict[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD")}
+    default, far = ({**given, "HOST": "127.0.0.1", "PORT": proxy.port} for proxy in ways)
     site = new_site(
-        DATABASES={"default": database(ways[0].port), "far": database(ways[1].port)},
+        DATABASES={"default": default, "far": far},
         PATCHED={f"psqlmessages.{name}_SECONDS": value for name, value in seconds.items()},
     )
     caller = Caller(site, bearer(site, "wanda", "worker"))
     yield caller
     caller.close()
-    # Django's own connection waits for the server, and would for minutes.
-    assert site.process is not None
+    # Django's own connection would wait for minutes.
     site.process.kill()
     site.process.wait()
 
@@ -68,7 +60,6 @@ def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: t
 
     assert far.call("GET", "q").json == {"namespaces": ["default", "far"]}
     assert at_far("POST", b"x").status == 201
-    # It is the same database here, by another way.
     assert far.take("orders").data == b"x"
     waiting = waits_at_far()
     other.stall()
@@ -80,9 +71,8 @@ def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: t
         answer = at_far(method, body)
         assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert waiting.result(50).status == 503
-    # The other namespace goes on.
     assert far.push("orders").status == 201
-    # Without the one that holds the users, nobody knows who calls.
+    # Without the default database users cannot be identified.
     usual.refuse()
     answer = far.call("GET", "q")
     assert (answer.status, answer.headers["retry-after"]) == (503, "2")

@@ -1,4 +1,4 @@
-"""A crowd of waiting readers: what it costs, and that each element goes to the first of them."""
+"""Many waiting readers: their cost, and the order in which they get elements."""
 
 import asyncio
 from collections import Counter
@@ -56,7 +56,7 @@ def test_waiting_readers_cost_little_in_turn(site: Site, worker: Caller, rest: W
             readers = {f"r{n}": await ask(site, worker, f"r{n}", until) for n in range(many)}
             line = await all_waiting(worker, many)
             assert threads_of(site) <= before + 4
-            # Those that were closed may not have ended yet.
+            # Closed connections may not have ended yet.
             wait_until(lambda: rest.owner.query(CONNECTIONS) <= 7)
             wait_until(lambda: rest.owner.query(ALL_CONNECTIONS) <= connections + 8)
             for number, tid in enumerate(line[:5]):
@@ -75,7 +75,7 @@ def test_disconnected_readers_lose_their_place_and_take_no_element(site: Site, w
             await all_waiting(worker, 20)
         async with AsyncExitStack() as until:
             stays = await ask(site, worker, "stays", until)
-            # Pushed immediately: those who went may not be known to have gone yet.
+            # The server may not know yet that the other readers have disconnected.
             await asyncio.to_thread(worker.push, "orders", b"for who stays")
             async with asyncio.timeout(60):
                 assert await stays.answer() == (200, b"for who stays")
@@ -86,8 +86,6 @@ def test_disconnected_readers_lose_their_place_and_take_no_element(site: Site, w
 
 
 class CountingDatabase(RestDatabase):
-    """A database of the API that counts the statements of all who wait."""
-
     def __init__(self) -> None:
         super().__init__("default")
         self.counts = Counter[str]()
@@ -108,7 +106,7 @@ def reader_of_orders(tid: str = "tid", *, may_wait: bool) -> WaitingRequest:
 
 
 def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
-    # Waiting requests look when they are notified, however long the machine takes.
+    # Only notifications let waiting requests read.
     monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(namespaces, "get_credential_monitor", Mock())
 
@@ -127,7 +125,7 @@ def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
         for number in range(3):
             await asyncio.to_thread(rest.owner.ok, "push", "worker", "orders", str(number))
             assert (await tasks[number]).body == str(number)
-        # A few statements for a push, and not one for each of a thousand readers.
+        # A few statements per push, not one per reader.
         assert space.counts.total() < 30
         assert not any(task.done() for task in tasks[3:])
         for task in tasks:
@@ -144,7 +142,7 @@ def test_a_reader_that_disconnects_when_served_returns_the_element(rest: World):
 
     async def scenario() -> None:
         space, reader = RestDatabase("default"), reader_of_orders(may_wait=False)
-        # Runs before the task that waits is told.
+        # This runs before the waiting task continues.
         reader.result.add_done_callback(lambda _: task.cancel())
         task = asyncio.create_task(space.take(reader))
         await asyncio.wait([task])

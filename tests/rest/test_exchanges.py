@@ -22,13 +22,6 @@ DEFINITION: dict[str, Any] = {
 PERMISSIONS = [f"psqlmessages.{verb}_exchange" for verb in ("view", "add", "change", "delete")]
 
 
-@pytest.fixture(autouse=True)
-def no_exchanges(rest: World):
-    """Begin and end without exchanges."""
-    yield
-    Exchange.objects.all().delete()
-
-
 @pytest.fixture
 def staff(caller: Callable[..., Caller]) -> Caller:
     return caller("stella", is_staff=True, permissions=PERMISSIONS)

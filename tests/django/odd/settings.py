@@ -8,8 +8,6 @@ from project.settings import INSTALLED_APPS as APPS
 
 
 class OnlyDefault:
-    """Keeps every app out of the other databases."""
-
     def allow_migrate(self, db: str, app_label: str, **_hints: object) -> bool:
         return db == "default"
 

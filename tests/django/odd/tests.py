@@ -1,4 +1,4 @@
-"""What works in this project; `tests/django/test_pages.py` runs it."""
+"""Tests of this project; `tests/django/test_pages.py` runs them."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
 """An app with handlers, for processes that tests start."""
 
-# Whoever holds this advisory lock keeps a handler at work.
+# While a session holds this advisory lock, a handler waits.
 WORK = 987_654

@@ -10,7 +10,6 @@ from tests.django.shop import WORK
 
 @on_topic("ORDERS", node="worker")
 def ship(message: Message) -> None:
-    """Wait for the lock, and write down what came."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [WORK])
     Group.objects.create(name=message.body)

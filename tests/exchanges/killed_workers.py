@@ -1,7 +1,7 @@
-"""A process that is killed, again and again: for each line it reads it runs a worker that dies.
+"""Runs workers that are killed: a fork for each line of input; it prints the signal.
 
-Lines: "execute 5" (dies before the fifth statement), "asked 5" (after the fifth round trip),
-"after 0.3" (so many seconds after its first round trip), each with -9. It answers with the signal.
+"execute 5" kills before the fifth statement, "asked 5" after the fifth round trip, and "after 0.3"
+that many seconds after the first round trip.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import django
 
 def main() -> None:
     django.setup()
-    # All that a worker needs is there before the first fork.
+    # Import everything before the first fork.
     from psqlmessages.exchanges.store import worker
 
     for line in sys.stdin:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def die(how: str, number: str, tell: Callable[[], object]) -> None:
-    """Let this process kill itself at a step, or tell whoever will kill it."""
+    """Let this process kill itself at a step, or notify its parent when it has begun."""
     from psqlmessages.exchanges.engine import sql
 
     steps = count(1)
