@@ -76,15 +76,6 @@ def test_a_dead_letter_can_be_put_back(desk: Desk):
         assert row.tries == tries
 
 
-def test_housekeeping_works_after_the_clock_was_set_back(desk: Desk, world: World):
-    desk.limit(1)
-    desk.push("a")
-    desk.lease(duration=10)
-    desk.age(11)
-    world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
-    assert world.owner.query("SELECT messages._maintain_queues()") == 1
-
-
 def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World):
     world.rules("user1 PUT Queue * W 1")
     desk.limit(1)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import Program
-from tests.sql.simultaneous import in_background, wait_until_blocked
+from tests.sql.simultaneous import blocked
 
 pytestmark = pytest.mark.versions
 
@@ -201,15 +201,6 @@ def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub):
     assert dead.headers["x-dl-tries"] == 3
 
 
-def test_a_leased_element_is_delivered_by_its_lease(hub: Hub):
-    hub.desk.push("x")
-    (row,) = hub.reserve()
-    done = hub.deliver([row.lease], [{"of": row.lease, "to": "A"}])
-    assert done == {"Lost": [], "Refused": []}
-    assert (hub.desk.pop(5, "A"), hub.desk.sizes()["Total"]) == (["x"], 0)
-    assert hub.desk.counts() == {"puts": 1, "reserves": 1, "commits": 1}
-
-
 def test_elements_taken_over_by_others_are_reported_lost(hub: Hub):
     hub.desk.push("x", "y")
     late, kept = hub.reserve()
@@ -228,8 +219,7 @@ def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub):
     copies = [{"of": lease, "to": "A"} for lease in leases]
     owner = hub.desk.world.owner
     owner.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
-    with in_background(lambda: hub.deliver(leases, copies)) as answer:
-        wait_until_blocked(hub.desk.world, hub.program)
+    with blocked(hub.desk.world, hub.program, lambda: hub.deliver(leases, copies)) as answer:
         owner.execute("COMMIT")
     assert answer.result() == {"Lost": [], "Refused": []}
     assert hub.desk.pop(5, "A") == ["x", "y"]
@@ -263,14 +253,6 @@ def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub):
         assert len(hub.route({"to": "A", **fault})["Refused"]) == 1, fault
         assert (hub.put_off(), hub.desk.pop(5, "A")) == ([(1, True)], []), fault
         hub.desk.world.execute("DELETE FROM psqlmessages_element")
-
-
-def test_an_element_records_copies_delivered_to_other_databases(brief: Hub):
-    brief.desk.push("x")
-    (row,) = brief.reserve()
-    brief.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])
-    brief.desk.age(2)
-    assert [again.delivered for again in brief.take()] == [["X/0"]]
 
 
 def test_arguments_that_name_nothing_deliver_nothing(hub: Hub):

@@ -7,22 +7,13 @@ import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import World
-from tests.sql.simultaneous import in_background, wait_until_blocked
+from tests.sql.simultaneous import blocked
 
 pytestmark = pytest.mark.versions
 
 # What each function takes before the leases.
 SETTLES: dict[str, tuple[Any, ...]] = {"commit": (), "rollback": (None,), "release": ()}
 UUID = "00000000-0000-0000-0000-000000000000"
-
-
-def test_a_reserved_element_is_hidden_until_it_is_committed(desk: Desk):
-    desk.push("a")
-    lease = desk.lease()
-    assert desk.reserve() == []
-    assert (desk.done("commit", lease), desk.done("commit", lease)) == ([True], [False])
-    desk.age(100)
-    assert (desk.reserve(), desk.sizes()["Total"]) == ([], 0)
 
 
 def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk):
@@ -135,8 +126,9 @@ def test_acknowledging_waits_for_locks(desk: Desk, world: World, function: str, 
     desk.push("a")
     lease = desk.lease()
     world.execute("BEGIN; SELECT id FROM psqlmessages_element FOR UPDATE")
-    with in_background(lambda: desk.done(function, *SETTLES[function], lease)) as done:
-        wait_until_blocked(world, desk.reader)
+    with blocked(
+        world, desk.reader, lambda: desk.done(function, *SETTLES[function], lease)
+    ) as done:
         world.execute("COMMIT")
     assert done.result() == [True]
     rows = desk.reader.elements("reserve", "GET", "Q")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import World
-from tests.sql.simultaneous import in_background, wait_until_blocked
+from tests.sql.simultaneous import blocked
 
 
 def test_only_a_push_or_a_wait_makes_a_queue(desk: Desk):
@@ -131,8 +131,7 @@ def test_two_pushes_of_one_key_at_once_push_one_element(desk: Desk, world: World
     assert (desk.pop(), desk.reader.error("sizes", "GET", "Q")[0]) == ([], 62)
     desk.pusher.execute("BEGIN")
     first = desk.push("first", key="k")
-    with in_background(lambda: other.query(push)["Id"]) as second:
-        wait_until_blocked(world, other)
+    with blocked(world, other, lambda: other.query(push)["Id"]) as second:
         desk.pusher.execute("COMMIT")
     assert (second.result(), desk.pop(5)) == (first, ["first"])
 

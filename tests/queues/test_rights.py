@@ -1,6 +1,5 @@
 """What a role that may use one queue cannot do to the others, nor to the whole."""
 
-import psycopg
 import pytest
 
 from tests.queues.conftest import Desk
@@ -44,27 +43,6 @@ def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk):
         assert desk.sizes()["Reserved"] == 1, function
 
 
-def test_an_invalid_name_gets_nothing_though_a_rule_covers_it(desk: Desk):
-    desk.world.rules(
-        "user1 * Queue * RW 1", "user1 PUT* Queue Q RW 1", "user2 GET* Queue Q R 1",
-        "user2 * Queue Q R 1",
-    )  # fmt: skip
-    desk.push("x")
-    pushes = {
-        ("PUT*", "Q"): 16, ("P*", "ELSE"): 16, ("PUT", "Q*"): 62, ("PUT", "*"): 62,
-        ("x" * 101, "Q"): 54, ("PUT", "x" * 101): 54,
-    }  # fmt: skip
-    takes = {("GET*", "Q"): 16, ("G*", "Q"): 16, ("x" * 101, "Q"): 54, ("", "Q"): 15}
-    for function, body in PUSHES.items():
-        refused = {names: desk.pusher.error(function, *names, body)[0] for names in pushes}
-        assert refused == pushes, function
-    for function in READS:
-        refused = {names: desk.reader.error(function, *names, 1)[0] for names in takes}
-        assert refused == takes, function
-    assert desk.pop(5) == ["x"]
-    assert desk.world.owner.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
-
-
 @pytest.mark.parametrize("max_tries", [None, 3])
 def test_the_largest_number_of_tries_delays_no_call(desk: Desk, max_tries: int | None):
     desk.limit(max_tries)
@@ -76,15 +54,6 @@ def test_the_largest_number_of_tries_delays_no_call(desk: Desk, max_tries: int |
     rows = [*desk.reserve(5), *desk.reserve(5, queue="__deadletter__")]
     assert {row.body for row in rows} == {"bomb", "next"}
     assert desk.done("rollback", None, *(row.lease for row in rows)) == [True, True]
-
-
-def test_tables_and_functions_for_all_queues_belong_to_the_owner(desk: Desk):
-    desk.push("secret", key="k")
-    tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
-    calls = ("messages._redrive_dead_letters('{1}')", "messages._maintain_queues()")
-    for source in (*tables, *calls):
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            desk.reader.query(f"SELECT * FROM {source}")
 
 
 def test_the_view_shows_the_queues_that_a_rule_allows(desk: Desk, world: World):

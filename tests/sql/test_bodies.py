@@ -199,16 +199,6 @@ def put(world: World, turn: int, interval: str) -> str:
     return world.owner.query(PUT, CLASS, turn, interval)
 
 
-def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: Pair):
-    for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
-        put(world, 0, "1 hour")
-        put(world, 1, "-1 hour")
-        put(world, 2, "1 hour")
-        pair[1].ok(*call)
-        assert world.owner.query(COUNT) == 2, "those of this period and of the last one stay"
-        world.execute("TRUNCATE psqlmessages_body")
-
-
 def test_an_open_reader_delays_removal_and_blocks_no_call(world: World, pair: Pair):
     sender, listener = pair
     listener.execute("BEGIN")

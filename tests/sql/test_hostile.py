@@ -90,22 +90,6 @@ def is_denied(program: Program, statement: str) -> bool:
     return False
 
 
-def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World):
-    spec_world.rules(
-        "user1 A Topic ALPHA.* RW 5", "user2 B Topic ALPHA.1 R 5", "team C Topic GAMMA O 5",
-        "user1 A Rpc RPC W 5", "no_such_role X Topic DELTA R 5",
-    )  # fmt: skip
-    look = "SELECT array_agg(topic ORDER BY topic) FROM messages.topics"
-    seen = {role: spec_world.program(role).query(look) for role in ("user1", "user2", "user3")}
-    assert seen == {
-        "user1": ["ALPHA.1", "MYTOPIC"],
-        "user2": ["ALPHA.1", "MYTOPIC"],
-        "user3": ["GAMMA", "MYTOPIC"],
-    }
-    assert spec_world.program("hostile").query(look) is None
-    assert spec_world.owner.query(look) == ["ALPHA.1", "DELTA", "GAMMA", "MYTOPIC"]
-
-
 def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world: World):
     owner = world.superuser()
     owner.execute("CREATE SCHEMA borrowed AUTHORIZATION user1")

@@ -9,10 +9,10 @@ import pytest
 from tests.conftest import TestedServer
 from tests.reliability.counts import size
 from tests.sql.conftest import TABLES, Pair, Program, World
-from tests.sql.reads import reads
+from tests.sql.reads import large_reads
 
 NODES, RULES_EACH, SESSIONS = size(5_000, 10_000), 10, 50
-BIG = {"auth", "client", "membership", "observation", "topic", "body"}
+LARGE = ("auth", "client", "membership", "observation", "topic")
 # Up to 100,000 rules are made first.
 # In their order: the last test empties the database that the others share.
 pytestmark = [
@@ -112,16 +112,12 @@ def nodes(full: World) -> Iterator[Pair]:
 
 
 def assert_reads_little(program: Program, function: str, *arguments: object) -> None:
-    """Call a function: no big table may be read from end to end, nor more than a few rows."""
-    wrong: dict[str, tuple[int, int]] = {}
     # Every ten seconds one call looks for topics that nobody uses: not twice in a row.
     for _ in range(2):
-        found = reads(program, function, *arguments)
-        big = {name: found.get(name, (0, 0)) for name in BIG}
-        wrong = {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
+        wrong = large_reads(program, LARGE, MOST_ROWS, function, *arguments)
         if not wrong:
-            break
-    assert not wrong, f"{function} (scans, rows): {wrong}"
+            return
+    raise AssertionError(f"{function} (scans, rows): {wrong}")
 
 
 CALLS: list[tuple[Any, ...]] = [
@@ -151,14 +147,3 @@ def test_answers_and_stored_bodies_scan_no_large_table(nodes: Pair):
             token = json.loads(payload)["Token"]
             assert_reads_little(cold, "return", "HOT", token, "x")
             assert_reads_little(cold, "return_many", ["HOT"] * 3, [token] * 3, ["x"] * 3)
-
-
-def test_statements_for_many_are_planned_once(world: World):
-    # Otherwise batches of different sizes are planned again and again: 3.8 ms instead of 0.7.
-    query = """
-        SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
-        WHERE pronamespace = 'messages'::regnamespace AND proconfig IS NOT NULL
-        AND proname IN ('rpc_many', 'return_many', 'commit')
-        AND NOT proconfig @> '{plan_cache_mode=force_generic_plan}'
-    """
-    assert world.execute(query).fetchone() == (None,)

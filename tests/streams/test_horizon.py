@@ -109,26 +109,6 @@ def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str):
     assert (held_back, removed, stream.got()) == ([], [0, 0], expected)
 
 
-@pytest.mark.parametrize(
-    ("early", "end"),
-    [
-        ("PREPARE TRANSACTION 'streams'", "ROLLBACK PREPARED 'streams'"),
-        ("SET CONSTRAINTS ALL IMMEDIATE", "ROLLBACK"),
-    ],
-)
-def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str, end: str):
-    stream.publish("x")
-    stream.let_be_due()
-    stream.publisher.query("SELECT set_config('messages.housekeeping_at', '', false)")
-    stream.wait_for_nobody_for_long()
-    stream.publisher.execute("BEGIN")
-    stream.publish("y")
-    stream.publisher.execute(early)
-    assert (stream.tend(), stream.got()) == (0, [])
-    stream.publisher.execute(end)
-    assert stream.tend() == 1
-
-
 def take(program: Program, mode: str, lock_class: int, first: int, last: int) -> None:
     program.query(
         f"SELECT count(pg_advisory_lock{mode}(%s, n::bit(32)::int))"
@@ -264,11 +244,3 @@ def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream):
             thief.read("SUB", "T")
         stream.publish("x")
         assert stream.got() == ["x"]
-
-
-def test_an_uncommitted_subscription_holds_up_no_saving_of_rules(stream: Stream):
-    stream.wait_for_nobody_for_long()
-    for turn in range(2):  # the first call, and one more
-        with stream.subscriber.connection.transaction():
-            stream.got()
-            stream.world.rules(f"user3 X{turn} Topic X R 5")

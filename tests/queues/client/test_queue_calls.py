@@ -59,30 +59,6 @@ def test_an_element_tells_all_about_itself(writer: Node, reader: Node):
     assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
 
 
-def test_reserved_elements_are_committed_rolled_back_or_released(writer: Node, reader: Node):
-    writer.push_many("Q", ["a", "b"])
-    (element,) = reader.reserve("Q")
-    assert reader.sizes("Q").reserved == 1
-    assert reader.release(element)
-    (element,) = reader.reserve("Q")
-    assert (element.body, element.tries) == ("a", 0)
-    assert reader.rollback(element)
-    rows = reader.reserve("Q", 2)
-    assert [(one.body, one.tries) for one in rows] == [("b", 0), ("a", 1)]
-    assert tuple(reader.commit(rows[0])) == (True,)
-    settled = reader.commit(rows[0].lease)
-    assert (bool(settled), list(settled)) == (False, [False])
-    assert reader.rollback(rows[1], delay=timedelta(hours=1))
-    assert (reader.pop("Q"), reader.sizes("Q").scheduled) == ([], 1)
-    # Who lost the lease removes nothing.
-    writer.push_many("Q", ["c", "d"])
-    first = reader.reserve("Q", 2, timedelta(microseconds=1))
-    (again,) = reader.pop("Q", timeout=SOON)
-    assert (again.id, again.tries) == (first[0].id, 1)
-    settled = reader.commit(*first)
-    assert (bool(settled), list(settled)) == (False, [False, True])
-
-
 def test_an_element_that_is_not_reserved_can_be_removed(writer: Node, reader: Node):
     ids = writer.push_many("Q", ["a", "b"])
     reader.reserve("Q")
