@@ -9,7 +9,7 @@ from functools import partial
 import psycopg
 import pytest
 
-from tests.queues.conftest import Desk
+from tests.queues.conftest import Queue
 from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import together
 
@@ -53,7 +53,7 @@ def work(program: Program, seed: int, is_over: threading.Event) -> list[str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("held")
-def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World):
+def test_nothing_is_lost_or_doubled_under_load(queue: Queue, world: World):
     is_over = threading.Event()
 
     def push_all() -> list[str]:
@@ -69,7 +69,7 @@ def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World):
     taken = together(push_all, *readers)
     done = Counter(body for bodies in taken for body in bodies)
     assert done == Counter(f"{n}.{i}" for n in range(4) for i in range(PUSHES))
-    counts = desk.counts()
+    counts = queue.counts()
     assert (counts["puts"], counts["gets"] + counts["commits"]) == (4 * PUSHES, 4 * PUSHES)
 
 
@@ -88,24 +88,24 @@ def push(program: Program, number: int) -> None:
 
 
 @pytest.mark.usefixtures("held")
-def test_readers_skip_removed_elements_while_a_transaction_is_open(desk: Desk, world: World):
+def test_readers_skip_removed_elements_while_a_transaction_is_open(queue: Queue, world: World):
     """Counted in index entries and scans: timings say little on a busy machine."""
     read = "SELECT {} FROM pg_stat_user_indexes WHERE indexrelname = '{}'"
     by_order = read.format("idx_tup_read", "element_by_availability")
     by_key = read.format("idx_scan", "psqlmessages_element_pkey")
     for _ in range(20):
-        desk.pusher.ok("push_many", "PUT", "Q", ["x"] * 200)
-        assert len(desk.pop(200)) == 200
+        queue.pusher.ok("push_many", "PUT", "Q", ["x"] * 200)
+        assert len(queue.pop(200)) == 200
     # Vacuum then counts no rows, and PostgreSQL takes every index for an empty one.
     world.owner.execute("VACUUM ANALYZE psqlmessages_element")
-    desk.pusher.ok("push_many", "PUT", "Q", ["y"] * 50)
+    queue.pusher.ok("push_many", "PUT", "Q", ["y"] * 50)
     entries, scans = [], world.owner.query(by_key)
     for _ in range(50):
         world.execute("SELECT pg_stat_force_next_flush()")
-        desk.reader.execute("SELECT pg_stat_force_next_flush()")
+        queue.reader.execute("SELECT pg_stat_force_next_flush()")
         before = world.owner.query(by_order)
-        assert len(desk.reserve(1)) == 1
-        desk.reader.execute("SELECT pg_stat_force_next_flush()")
+        assert len(queue.reserve(1)) == 1
+        queue.reader.execute("SELECT pg_stat_force_next_flush()")
         entries.append(world.owner.query(by_order) - before)
     assert sorted(entries)[len(entries) // 2] < 400, entries
     assert world.owner.query(by_key) - scans >= 50

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.queues.conftest import Desk
+from tests.queues.conftest import Queue
 from tests.sql.conftest import World
 
 MOST_TRIES = 2**31 - 1
@@ -11,60 +11,60 @@ TAKES = ("pop", "reserve", "take")
 READS = (*TAKES, "peek")
 
 
-def test_the_rule_of_another_role_takes_nothing(desk: Desk):
-    desk.push("x")
-    desk.world.rules("user1 GET Queue ELSE R 1")
-    refused = {function: desk.pusher.error(function, "GET", "Q", 1) for function in READS}
+def test_the_rule_of_another_role_takes_nothing(queue: Queue):
+    queue.push("x")
+    queue.world.rules("user1 GET Queue ELSE R 1")
+    refused = {function: queue.pusher.error(function, "GET", "Q", 1) for function in READS}
     assert refused == dict.fromkeys(READS, (2, "cannot use Queue to Q"))
     # Nor does it push.
     for options in ((), (None, "{}")):
-        assert desk.reader.error("push", "PUT", "Q", "forged", *options)[0] == 2
-    assert desk.pop(5) == ["x"]
+        assert queue.reader.error("push", "PUT", "Q", "forged", *options)[0] == 2
+    assert queue.pop(5) == ["x"]
 
 
-def test_a_rule_for_something_else_pushes_nothing(desk: Desk):
-    desk.push("x")
-    desk.world.rules("user1 PUT Topic KNOWN R 1")
+def test_a_rule_for_something_else_pushes_nothing(queue: Queue):
+    queue.push("x")
+    queue.world.rules("user1 PUT Topic KNOWN R 1")
     for rule in ("ELSE Queue Q", "PUT Queue ELSE", "PUT Topic Q", "PUT Rpc Q"):
-        desk.world.execute(
+        queue.world.execute(
             "DELETE FROM messages.auth WHERE ident IN ('PUT', 'ELSE') AND dest <> 'KNOWN'"
         )
-        desk.world.rules(f"user1 {rule} W 1")
+        queue.world.rules(f"user1 {rule} W 1")
         for function, body in PUSHES.items():
-            assert desk.pusher.error(function, "PUT", "Q", body)[0] == 2, (rule, function)
-    assert desk.pop(5) == ["x"]
+            assert queue.pusher.error(function, "PUT", "Q", body)[0] == 2, (rule, function)
+    assert queue.pop(5) == ["x"]
 
 
-def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk):
-    desk.push("x")
-    lease = desk.lease()
+def test_a_stolen_lease_is_of_no_use_to_another_role(queue: Queue):
+    queue.push("x")
+    lease = queue.lease()
     for function, *given in ("commit",), ("rollback", 0), ("release",):
-        assert desk.pusher.error(function, "GET", *given, lease)[0] == 2, function
-        assert desk.sizes()["Reserved"] == 1, function
+        assert queue.pusher.error(function, "GET", *given, lease)[0] == 2, function
+        assert queue.sizes()["Reserved"] == 1, function
 
 
 @pytest.mark.parametrize("max_tries", [None, 3])
-def test_the_largest_number_of_tries_delays_no_call(desk: Desk, max_tries: int | None):
-    desk.limit(max_tries)
-    desk.push("bomb", tries=MOST_TRIES)
-    desk.push("next")
-    desk.reserve()
-    desk.age(61)
-    assert desk.tend() == (0 if max_tries is None else 1)
-    rows = [*desk.reserve(5), *desk.reserve(5, queue="__deadletter__")]
+def test_the_largest_number_of_tries_delays_no_call(queue: Queue, max_tries: int | None):
+    queue.limit(max_tries)
+    queue.push("bomb", tries=MOST_TRIES)
+    queue.push("next")
+    queue.reserve()
+    queue.age(61)
+    assert queue.tend() == (0 if max_tries is None else 1)
+    rows = [*queue.reserve(5), *queue.reserve(5, queue="__deadletter__")]
     assert {row.body for row in rows} == {"bomb", "next"}
-    assert desk.done("rollback", None, *(row.lease for row in rows)) == [True, True]
+    assert queue.done("rollback", None, *(row.lease for row in rows)) == [True, True]
 
 
-def test_the_view_shows_the_queues_that_a_rule_allows(desk: Desk, world: World):
-    desk.push("x")
+def test_the_view_shows_the_queues_that_a_rule_allows(queue: Queue, world: World):
+    queue.push("x")
     world.execute("INSERT INTO psqlmessages_queue (name) VALUES ('HIDDEN')")
-    assert desk.reader.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
+    assert queue.reader.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
     assert world.program("user3").query("SELECT count(*) FROM messages.queues") == 0
     # Nor does it leak a row to a function in the query.
-    desk.reader.execute(
+    queue.reader.execute(
         "CREATE FUNCTION pg_temp.leak(text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001"
         " AS $$ BEGIN RAISE NOTICE '%', $1; RETURN true; END $$"
     )
-    desk.reader.execute("SELECT FROM messages.queues WHERE pg_temp.leak(queue)")
-    assert desk.reader.warnings == ["NOTICE: Q"]
+    queue.reader.execute("SELECT FROM messages.queues WHERE pg_temp.leak(queue)")
+    assert queue.reader.warnings == ["NOTICE: Q"]

@@ -35,7 +35,7 @@ def large_reads(
 
 
 def reads(program: Program, function: str, *arguments: object) -> Reads:
-    """Call a function, and take that back: scans and rows of each table."""
+    """Call a function and roll back; return the scans and rows of each table."""
     with program.connection.transaction(force_rollback=True), counting(program) as found:
         program.ok(function, *arguments)
     return found

@@ -188,9 +188,7 @@ PUT = """
     INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body) SELECT
         messages._body_slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
     FROM (VALUES (1)) AS one LEFT JOIN psqlmessages_topic AS t ON t.name = 'T'
-    RETURNING format(
-        '{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', '')
-    )
+    RETURNING format('{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', ''))
 """
 
 

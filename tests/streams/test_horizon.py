@@ -124,7 +124,7 @@ def test_hostile_locks_block_no_call_and_lose_no_message(stream: Stream, mode: s
     )
     stream.publish("x", topic="NEW.1")
     stream.got()
-    stream.wait_for_nobody_for_long()
+    stream.limit_waits()
     hostile = stream.world.program("hostile")
     take(hostile, mode, lock_class, 0, 10)
     now = stream.query(LAST)
@@ -238,7 +238,7 @@ def test_no_role_touches_anothers_subscription(stream: Stream, world: World):
 
 def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream):
     stream.got()
-    stream.wait_for_nobody_for_long()
+    stream.limit_waits()
     with stream.late(end="ROLLBACK") as thief:
         with pytest.raises(psycopg.Error), thief.connection.transaction():
             thief.read("SUB", "T")

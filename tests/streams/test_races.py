@@ -104,7 +104,7 @@ def test_a_ping_at_expiry_keeps_all_or_tells_the_loss(stream: Stream, world: Wor
 def test_a_reader_in_a_transaction_delays_removal_and_blocks_no_call(stream: Stream):
     stream.got()
     stream.publish("one")
-    stream.wait_for_nobody_for_long()
+    stream.limit_waits()
     with stream.subscriber.connection.transaction():
         stream.got()
         meanwhile = [stream.tend(), stream.prune(), stream.publish("two") > 0]

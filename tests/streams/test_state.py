@@ -113,7 +113,7 @@ def test_connect_stream_of_another_role_changes_nothing(stream: Stream, world: W
     # Nor does it wait for a reader in a transaction.
     other.ok("deinit", "SUB")
     reader = stream.world.program("user2")
-    stream.wait_for_nobody_for_long()
+    stream.limit_waits()
     with reader.connection.transaction():
         reader.got("SUB", "T")
         assert stream.subscriber.ok("connect_stream", "SUB")["Subscriptions"] == ["T"]

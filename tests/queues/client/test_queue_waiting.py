@@ -10,7 +10,6 @@ import pytest
 
 from psqlmessages import Node
 from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
-from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
 from tests.queues.client.conftest import SOON, listened
 from tests.reliability.counts import report
@@ -137,23 +136,6 @@ def test_a_lost_right_ends_that_wait_alone(queues: World, writer: Node, reader: 
         for each in waiting:
             with pytest.raises(DestinationNotAuthorized):
                 each.result(SOON.total_seconds())
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, reader: Node):
-    with ThreadPoolExecutor() as pool:
-        for body in range(2):
-            waiting = [pool.submit(bodies, reader) for _ in range(2)]
-            listened(queues)
-            assert not wait(waiting, timeout=0.1).done
-            end_backend(queues, "READER")
-            writer.push("Q", body)
-            found, left = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
-            # It is back, and the other one waits: what is pushed now comes by a notification.
-            assert not wait(left, timeout=0.3).done
-            writer.push("Q", body)
-            assert [each.result(SOON.total_seconds()) for each in (*found, *left)] == [[body]] * 2
-    assert reader.counters.reconnects >= 1
 
 
 @pytest.mark.usefixtures("no_polling")
