@@ -118,15 +118,6 @@ def test_a_copy_may_differ_from_its_source(hub: Hub):
     assert (b.body, b.enc, b.mature.year) == ("x", "json", 2020)
 
 
-def test_taken_elements_are_exclusive_until_the_transaction_ends(brief: Hub):
-    brief.queue.push("x", "y", enc="json")
-    with brief.program.connection.transaction(force_rollback=True):
-        (row,) = brief.program.elements("take", "exchange.X", "Q", 1, False)
-        assert (row.body, row.enc) == (None, "json")
-        assert brief.queue.pop(5) == ["y"]
-    assert brief.queue.pop(5) == ["x"]
-
-
 def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub):
     hub.queue.push("lost", "looping", headers='{"x-hop-count":4}')
     hub.route({"to": "__no_route__"})
@@ -244,15 +235,6 @@ def test_a_copy_is_made_of_each_element_that_is_named_and_once(hub: Hub):
     hub.queue.age(10)
     hub.deliver([id_], [{"of": id_, "to": "B", "mark": "m"}])
     assert (hub.queue.pop(5, "A"), hub.queue.pop(5, "B")) == (["z"], ["z"])
-
-
-def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub):
-    faults = {"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}
-    for fault in faults:
-        hub.queue.push("x")
-        assert len(hub.route({"to": "A", **fault})["Refused"]) == 1, fault
-        assert (hub.put_off(), hub.queue.pop(5, "A")) == ([(1, True)], []), fault
-        hub.queue.world.execute("DELETE FROM psqlmessages_element")
 
 
 def test_arguments_that_name_nothing_deliver_nothing(hub: Hub):

@@ -19,37 +19,37 @@ BEGIN_ELSE = ["O", "O~", "O" + 99 * "\U0010ffff", "Q", "p", "\U0010ffff"]
 
 
 @pytest.fixture
-def market(world: World) -> World:
+def world(world: World) -> World:
     world.rules(*RULES)
     return world
 
 
 @pytest.fixture
-def sender(market: World) -> Program:
-    return market.node("user1", "SENDER", notify="PRICES")
+def sender(world: World) -> Program:
+    return world.node("user1", "SENDER", notify="PRICES")
 
 
 @pytest.fixture
-def listener(market: World) -> Program:
-    return market.node("user2", "LISTENER", listen="PRICES")
+def listener(world: World) -> Program:
+    return world.node("user2", "LISTENER", listen="PRICES")
 
 
 @pytest.fixture
-def eye(market: World) -> Program:
-    return market.node("user3", "EYE")
+def eye(world: World) -> Program:
+    return world.node("user3", "EYE")
 
 
-def test_patterns_see_later_topics(market: World, sender: Program, listener: Program, eye: Program):
+def test_patterns_see_later_topics(world: World, sender: Program, listener: Program, eye: Program):
     eye.ok("topic_observe", "P*")
-    market.rules("user2 LISTENER Topic PLATES R 10")
+    world.rules("user2 LISTENER Topic PLATES R 10")
     for topic in "PLATES", "PENS":
         listener.ok("topic_listen", topic)
         sender.ok("topic_send_as", "SENDER", topic, topic)
     assert eye.bodies() == ["PLATES", "PENS"]
     names = [*BEGIN_SO, *BEGIN_ELSE]
     for name in names:
-        market.rule("user1", "SENDER", "Topic", name, "W", 10)
-    market.rule("user2", "LISTENER", "Topic", "*", "R", 10)
+        world.rule("user1", "SENDER", "Topic", name, "W", 10)
+    world.rule("user2", "LISTENER", "Topic", "*", "R", 10)
     for name in names:
         listener.ok("topic_listen", name)
         sender.ok("topic_notify", name)
@@ -57,9 +57,9 @@ def test_patterns_see_later_topics(market: World, sender: Program, listener: Pro
     assert eye.bodies() == BEGIN_SO
 
 
-def test_a_message_arrives_once_though_observed_twice(market: World, sender: Program):
-    market.rules("user3 EYE2 Topic P* O 10", "user3 EYE2 Topic PRICES R 10")
-    eye = market.node("user3", "EYE", observe="P* PRICES PRI*")
+def test_a_message_arrives_once_though_observed_twice(world: World, sender: Program):
+    world.rules("user3 EYE2 Topic P* O 10", "user3 EYE2 Topic PRICES R 10")
+    eye = world.node("user3", "EYE", observe="P* PRICES PRI*")
     eye.ok("init", "EYE2")
     eye.ok("topic_observe", "P*")
     eye.ok("topic_listen", "PRICES")
@@ -82,8 +82,8 @@ def test_an_observer_is_no_listener(sender: Program, listener: Program, eye: Pro
     assert eye.bodies() == []
 
 
-def test_an_observation_lasts(market: World, sender: Program, listener: Program, eye: Program):
-    market.rules(
+def test_an_observation_lasts(world: World, sender: Program, listener: Program, eye: Program):
+    world.rules(
         "user3 STAYS Topic PRICES O 10", "team EYE Topic PRICES R 10", "user1 SECOND Topic P* O 10"
     )
 
@@ -94,7 +94,7 @@ def test_an_observation_lasts(market: World, sender: Program, listener: Program,
     with eye.connection.transaction(force_rollback=True):
         eye.ok("topic_observe", "PRICES")
     assert seen() == [], "it was rolled back"
-    second = market.node("user1", "SECOND")
+    second = world.node("user1", "SECOND")
     for observed in ("P*", "PR*"):
         eye.ok("topic_observe", observed)
         second.ok("topic_observe", observed)
@@ -114,11 +114,11 @@ def test_an_observation_lasts(market: World, sender: Program, listener: Program,
     assert seen() == [], "it is registered no more"
 
 
-def test_only_the_observer_hears_of_its_loss(market: World, listener: Program, eye: Program):
-    market.rules("user3 EYE Rpc NOBODY W 10")
+def test_only_the_observer_hears_of_its_loss(world: World, listener: Program, eye: Program):
+    world.rules("user3 EYE Rpc NOBODY W 10")
     eye.ok("topic_observe", "P*")
     eye.payloads(), listener.payloads()
-    market.execute("DELETE FROM messages.auth WHERE mode = 'O'")
+    world.execute("DELETE FROM messages.auth WHERE mode = 'O'")
     assert eye.events() == ["topic_unobserve EYE P*"]
     assert listener.events() == []
 

@@ -52,12 +52,6 @@ class Scene:
 
 
 Trick = Callable[[Scene], Iterator[None]]
-TRICKS: dict[str, Trick] = {}
-
-
-def trick(name: str) -> Callable[[Trick], Trick]:
-    """Add a trick: what it does before the save, and after a first message was sent."""
-    return lambda act: TRICKS.setdefault(name, act)
 
 
 def sitting(who: str, *calls: str, end: str = "ROLLBACK") -> Trick:
@@ -73,25 +67,6 @@ def sitting(who: str, *calls: str, end: str = "ROLLBACK") -> Trick:
     return act
 
 
-TRICKS |= {
-    "it sits after joining another topic": sitting("bad", "topic_listen OTHER"),
-    "it sits after leaving the topic": sitting("bad", "topic_unlisten T"),
-    "it sits after deregistering": sitting("bad", "deinit BAD"),
-    "it sits after observing": sitting("bad", "topic_observe *"),
-    "a helper sits after leaving the topic": sitting("helper", "topic_unlisten T"),
-    "a helper sits after observing all": sitting("helper", "topic_observe *"),
-    "a helper sits after subscribing": sitting("helper", "subscribe HELPER T"),
-    "a helper sits after pausing the queue": sitting("helper", "pause HELPER Q"),
-    "a helper sits after making the topic of a new rule": sitting("helper", "topic_listen NEW"),
-    "a helper evaluates in a transaction": sitting("helper", "topic_unnotify T", "evaluate"),
-    "it comes back by what it did before": sitting(
-        "bad", "deinit BAD", "init BAD", "topic_listen T", "topic_notify T", "topic_observe *",
-        end="COMMIT",
-    ),
-}  # fmt: skip
-
-
-@trick("two connections take turns")
 def turns(scene: Scene) -> Iterator[None]:
     """One is always in a transaction that holds the topic."""
     both = [scene.world.node("user3", f"HELPER{number}") for number in (1, 2)]
@@ -115,7 +90,6 @@ def turns(scene: Scene) -> Iterator[None]:
         stop.set()
 
 
-@trick("twenty connections sit in transactions")
 def twenty(scene: Scene) -> Iterator[None]:
     """Each has registered a node, and made a topic."""
     programs = [scene.world.program("user3") for _ in range(CONNECTIONS)]
@@ -126,7 +100,6 @@ def twenty(scene: Scene) -> Iterator[None]:
         program.execute("COMMIT")
 
 
-@trick("it locks its own membership, and takes that back")
 def savepoint(scene: Scene) -> Iterator[None]:
     """What is not there for the save is there again after it."""
     scene.bad.execute("BEGIN; SAVEPOINT before")
@@ -138,7 +111,6 @@ def savepoint(scene: Scene) -> Iterator[None]:
     scene.bad.execute("COMMIT")
 
 
-@trick("it joins with an older snapshot")
 def snapshot(scene: Scene) -> Iterator[None]:
     """Its snapshot still has its rules."""
     scene.bad.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -149,7 +121,6 @@ def snapshot(scene: Scene) -> Iterator[None]:
     scene.bad.execute("ROLLBACK")
 
 
-@trick("a transaction is prepared")
 def prepared(scene: Scene) -> Iterator[None]:
     """It holds the topic without any session."""
     scene.sit(scene.helper, ("subscribe", "HELPER", "T"))
@@ -158,6 +129,27 @@ def prepared(scene: Scene) -> Iterator[None]:
     scene.helper.execute("ROLLBACK PREPARED 'held'")
 
 
+TRICKS: dict[str, Trick] = {
+    "it sits after joining another topic": sitting("bad", "topic_listen OTHER"),
+    "it sits after leaving the topic": sitting("bad", "topic_unlisten T"),
+    "it sits after deregistering": sitting("bad", "deinit BAD"),
+    "it sits after observing": sitting("bad", "topic_observe *"),
+    "a helper sits after leaving the topic": sitting("helper", "topic_unlisten T"),
+    "a helper sits after observing all": sitting("helper", "topic_observe *"),
+    "a helper sits after subscribing": sitting("helper", "subscribe HELPER T"),
+    "a helper sits after pausing the queue": sitting("helper", "pause HELPER Q"),
+    "a helper sits after making the topic of a new rule": sitting("helper", "topic_listen NEW"),
+    "a helper evaluates in a transaction": sitting("helper", "topic_unnotify T", "evaluate"),
+    "it comes back by what it did before": sitting(
+        "bad", "deinit BAD", "init BAD", "topic_listen T", "topic_notify T", "topic_observe *",
+        end="COMMIT",
+    ),
+    "two connections take turns": turns,
+    "twenty connections sit in transactions": twenty,
+    "it locks its own membership, and takes that back": savepoint,
+    "it joins with an older snapshot": snapshot,
+    "a transaction is prepared": prepared,
+}  # fmt: skip
 INSERT = "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
 # The first one in full size only: each waits for a moment.
 SAVES = (

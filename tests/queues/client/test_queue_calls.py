@@ -1,7 +1,7 @@
 """A node pushes, takes and settles: what comes back, and what is refused."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -49,14 +49,6 @@ def test_body_and_headers_survive(writer: Node, reader: Node, body: Any, headers
     assert type(element.body) is type(body)
     assert element.headers == headers
     assert kinds(element.headers) == kinds(headers)
-
-
-def test_an_element_tells_all_about_itself(writer: Node, reader: Node):
-    mature = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
-    writer.push("Q", "x", headers={"x-hop-count": "3", "n": 1}, mature=mature, tries=2)
-    (element,) = reader.pop("Q")
-    assert (element.mature, element.tries, element.hops, element.lease) == (mature, 2, 3, "")
-    assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
 
 
 def test_an_element_that_is_not_reserved_can_be_removed(writer: Node, reader: Node):
