@@ -99,9 +99,7 @@ def test_housekeeping_does_not_wait_for_the_dead_letter_queue(queue: Queue, worl
     queue.reader.execute("BEGIN")
     queue.done("rollback", None, first.lease)
     world.execute("DELETE FROM messages._scan_start")
-    world.execute(
-        "UPDATE psqlmessages_element SET available_at = 'epoch' WHERE id = %s", (late.id,)
-    )
+    world.execute("UPDATE psqlmessages_element SET available_at = 'epoch' WHERE id = %s", [late.id])
     world.execute("SET lock_timeout = '30s'")
     assert queue.tend() == 0
     queue.reader.execute("COMMIT")

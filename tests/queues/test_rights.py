@@ -5,10 +5,8 @@ import pytest
 from tests.queues.conftest import Queue
 from tests.sql.conftest import World
 
-MOST_TRIES = 2**31 - 1
 PUSHES = {"push": "forged", "push_many": ["forged"]}
-TAKES = ("pop", "reserve", "take")
-READS = (*TAKES, "peek")
+READS = ("pop", "reserve", "take", "peek")
 
 
 def test_the_rule_of_another_role_takes_nothing(queue: Queue):
@@ -46,7 +44,7 @@ def test_a_stolen_lease_is_of_no_use_to_another_role(queue: Queue):
 @pytest.mark.parametrize("max_tries", [None, 3])
 def test_the_largest_number_of_tries_delays_no_call(queue: Queue, max_tries: int | None):
     queue.limit(max_tries)
-    queue.push("bomb", tries=MOST_TRIES)
+    queue.push("bomb", tries=2**31 - 1)
     queue.push("next")
     queue.reserve()
     queue.age(61)

@@ -292,9 +292,7 @@ class World:
 
     def kill(self, program: Program) -> None:
         self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)
-        self.wait_for(
-            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", program.pid
-        )
+        self.wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s", program.pid)
         program.close()
 
 

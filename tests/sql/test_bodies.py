@@ -250,9 +250,7 @@ def clock(world: World) -> Iterator[Program]:
 
 
 def at(clock: Program, moment: float) -> None:
-    clock.execute(
-        "SELECT set_config('test.clock', to_timestamp(%s::numeric)::text, true)", [moment]
-    )
+    clock.query("SELECT set_config('test.clock', to_timestamp(%s::numeric)::text, true)", moment)
 
 
 PERIODS = [10, 100, 1000, 10_000, 100_000, 1_000_000]

@@ -215,9 +215,7 @@ CASES = [
         if name not in AS_NODE
     ),
     *wrong(51, ["topic_send", "rpc", "topic_send_as", "publish", "push"], "body", BIG, **TOO_BIG),
-    *wrong(
-        51, ["topic_send_many", "publish_many", "push_many"], "body", ["small", BIG], **TOO_BIG
-    ),
+    *wrong(51, ["topic_send_many", "publish_many", "push_many"], "body", ["small", BIG], **TOO_BIG),
     *wrong(51, [*SENDS, *PUBLISHES], "body", "ü" * 4097, size=8194, max=8192),
     *wrong(
         52, ["get_data"], 0, "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}',

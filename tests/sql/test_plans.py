@@ -70,33 +70,30 @@ def full(server: TestedServer) -> Iterator[World]:
     """The database with all those rules and nodes; their sessions live on one connection."""
     world = World(server)
     try:
-        fill(world)
+        holder = world.program()
+        # The first evaluation after a GRANT looks at every node, which is not what is tested.
+        world.execute("DELETE FROM messages._role_memberships")
+        world.wait_for(
+            "SELECT EXISTS (SELECT FROM messages._role_memberships) FROM messages.evaluate()"
+        )
+        holder.query(
+            "SELECT count(pg_advisory_lock(1886612839, s)) FROM generate_series(1, %s) AS s",
+            SESSIONS,
+        )
+        values = {"nodes": NODES, "rules": RULES_EACH, "sessions": SESSIONS, "pid": holder.pid}
+        for statement in BULK:
+            world.execute(statement, values)
+        world.rules(
+            "user1 HOT Topic HOT RW 500", "user1 HOT Topic NEW.* RW 5", "user1 HOT Rpc COLD W 500",
+            "user2 COLD Topic HOT RW 5", "user2 COLD Rpc HOT W 5", "user1 HOT Topic S77 RW 5",
+        )  # fmt: skip
+        world.execute("ANALYZE")
         yield world
     finally:
         tables = ", ".join(f"psqlmessages_{name}" for name in TABLES)
         world.execute(f"TRUNCATE {tables}")
         world.execute("ANALYZE")
         world.close()
-
-
-def fill(world: World) -> None:
-    holder = world.program()
-    # The first evaluation after a GRANT looks at every node, which is not what is tested.
-    world.execute("DELETE FROM messages._role_memberships")
-    world.wait_for(
-        "SELECT EXISTS (SELECT FROM messages._role_memberships) FROM messages.evaluate()"
-    )
-    holder.query(
-        "SELECT count(pg_advisory_lock(1886612839, s)) FROM generate_series(1, %s) AS s", SESSIONS
-    )
-    values = {"nodes": NODES, "rules": RULES_EACH, "sessions": SESSIONS, "pid": holder.pid}
-    for statement in BULK:
-        world.execute(statement, values)
-    world.rules(
-        "user1 HOT Topic HOT RW 500", "user1 HOT Topic NEW.* RW 5", "user1 HOT Rpc COLD W 500",
-        "user2 COLD Topic HOT RW 5", "user2 COLD Rpc HOT W 5", "user1 HOT Topic S77 RW 5",
-    )  # fmt: skip
-    world.execute("ANALYZE")
 
 
 @pytest.fixture

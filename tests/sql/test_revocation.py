@@ -74,15 +74,13 @@ def turns(scene: Scene) -> Iterator[None]:
     stop = Event()
 
     def alternate() -> None:
-        for last, following in cycle((both, both[::-1])):
-            following.execute("BEGIN")
-            following.ok("topic_status", "T")
-            with blocked(
-                scene.world, following, lambda node=following: node.ok("topic_notify", "T")
-            ):
+        for last, later in cycle((both, both[::-1])):
+            later.execute("BEGIN")
+            later.ok("topic_status", "T")
+            with blocked(scene.world, later, lambda node=later: node.ok("topic_notify", "T")):
                 last.execute("ROLLBACK")
             if stop.wait(0.05):
-                following.execute("ROLLBACK")
+                later.execute("ROLLBACK")
                 return
 
     with in_background(alternate):

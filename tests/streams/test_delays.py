@@ -247,7 +247,7 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
     temporary.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
     ended = background.submit(temporary.connection.execute, "COMMIT")
     world.wait_for(
-        "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", temporary.pid
+        "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted", temporary.pid
     )
     calls.make()
     other.execute("ROLLBACK")

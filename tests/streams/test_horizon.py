@@ -141,23 +141,15 @@ def test_hostile_locks_block_no_call_and_lose_no_message(stream: Stream, mode: s
         assert stream.got() == ["x"]
 
 
-def topic_id(stream: Stream) -> int:
-    return int(stream.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'"))
-
-
-def mark(program: Program, topic: int, number: object) -> None:
-    """Forge the mark of a transaction that has published to a topic from a number on."""
-    program.query(
-        "SELECT set_config('messages.publishing', %s, false)", f",{topic},,{topic}={number},"
-    )
-
-
 def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stream):
     stream.got()
+    topic = stream.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
     for ahead in (-5_000_000_000, -1, 0, 1, 5_000_000_000, "", "junk", "9" * 30):
         number = stream.query(LAST) + ahead if isinstance(ahead, int) else ahead
         with stream.late("x", topic="NEW.1") as forger:
-            mark(forger, topic_id(stream), number)
+            # The mark of a transaction that has published to the topic from this number on.
+            mark = f",{topic},,{topic}={number},"
+            forger.query("SELECT set_config('messages.publishing', %s, false)", mark)
             forger.ok("publish", "PUB", "T", "forged")
             stream.publish("x")
             assert stream.got() == [], ahead

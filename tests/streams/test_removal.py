@@ -15,7 +15,6 @@ from tests.streams.conftest import Stream
 pytestmark = pytest.mark.versions
 SIZE = "SELECT sum(pg_relation_size(messages._stream_partition(s))) FROM generate_series(0, 3) AS s"
 DAY = 24 * 60 * 60
-removals = pytest.mark.parametrize("removal", ["tend", "prune"])
 
 
 def test_messages_read_by_every_subscription_are_removed(stream: Stream):
@@ -68,7 +67,7 @@ def test_an_hour_without_any_call_counts_for_nothing_ten_times(stream: Stream, k
     assert hours == 11
 
 
-@removals
+@pytest.mark.parametrize("removal", ["tend", "prune"])
 def test_needed_messages_are_moved_and_arrive_in_order(stream: Stream, removal: str):
     stream.got("SUB")
     stream.got("SUB2")

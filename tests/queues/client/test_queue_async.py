@@ -15,11 +15,6 @@ Take = Callable[..., Awaitable[list[Element]]]
 TAKES = pytest.mark.parametrize("take", [AsyncNode.pop, AsyncNode.reserve])
 
 
-def push_all(writer: Node, bodies: range) -> None:
-    for body in bodies:
-        writer.push("Q", body)
-
-
 @in_a_loop
 async def test_many_wait_cheaply(queues: World, writer: Node, new_async_reader: NewAsyncReader):
     order: list[int] = []
@@ -55,7 +50,8 @@ async def test_a_reader_cancelled_at_any_moment_loses_no_element(
     number, taken, cancelled = 30, [], 0
     patience = 0.0
     async with new_async_reader() as node:
-        pushing = asyncio.create_task(asyncio.to_thread(push_all, writer, range(number)))
+        push_all = asyncio.to_thread(lambda: [writer.push("Q", body) for body in range(number)])
+        pushing = asyncio.create_task(push_all)
         while len(taken) < number:
             readers = [asyncio.ensure_future(take(node, "Q", timeout=SOON)) for _ in range(3)]
             # Ever longer, until some come through: so they are cancelled at each stage.
