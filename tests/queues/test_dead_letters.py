@@ -76,6 +76,15 @@ def test_a_dead_letter_can_be_put_back(queue: Queue):
         assert row.tries == tries
 
 
+def test_housekeeping_works_after_the_clock_was_set_back(queue: Queue, world: World):
+    queue.limit(1)
+    queue.push("a")
+    queue.lease(duration=10)
+    queue.age(11)
+    world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
+    assert world.owner.query("SELECT messages._maintain_queues()") == 1
+
+
 def test_a_forged_dead_letter_is_not_put_back(queue: Queue, world: World):
     world.rules("user1 PUT Queue * W 1")
     queue.limit(1)

@@ -18,7 +18,7 @@ PUT_OFF = """
 """
 
 
-class Hub:
+class Exchange:
     """Exchange X of user3: from queue Q to queues A and B."""
 
     def __init__(self, queue: Queue, *, is_brief: bool) -> None:
@@ -84,100 +84,107 @@ class Hub:
 
 
 @pytest.fixture(params=[False, True], ids=["with all columns", "in brief"])
-def hub(queue: Queue, request) -> Hub:
+def exchange(queue: Queue, request) -> Exchange:
     """As given with all columns, and in brief: each form has checks of its own."""
-    return Hub(queue, is_brief=request.param)
+    return Exchange(queue, is_brief=request.param)
 
 
 @pytest.fixture
-def brief(queue: Queue) -> Hub:
-    return Hub(queue, is_brief=True)
+def brief(queue: Queue) -> Exchange:
+    return Exchange(queue, is_brief=True)
 
 
-def test_copies_are_pushed_and_the_element_is_removed(hub: Hub):
-    id_ = hub.queue.push("x", headers='{"h":1}', tries=3)
-    hub.queue.wait(queue="A")
+def test_copies_are_pushed_and_the_element_is_removed(exchange: Exchange):
+    id_ = exchange.queue.push("x", headers='{"h":1}', tries=3)
+    exchange.queue.wait(queue="A")
     # Two equal destinations get two copies.
-    done = hub.route({"to": "A", "mark": "0"}, {"to": "A", "mark": "1"}, {"to": "B"})
-    assert (done, hub.queue.wakes()) == ({"Lost": [], "Refused": []}, ["pushed A"])
-    rows = [*hub.queue.reserve(5, queue="A"), *hub.queue.reserve(5, queue="B")]
+    done = exchange.route({"to": "A", "mark": "0"}, {"to": "A", "mark": "1"}, {"to": "B"})
+    assert (done, exchange.queue.wakes()) == ({"Lost": [], "Refused": []}, ["pushed A"])
+    rows = [*exchange.queue.reserve(5, queue="A"), *exchange.queue.reserve(5, queue="B")]
     assert [(row.body, row.headers, row.tries) for row in rows] == [
         ("x", {"h": 1, "x-hop-count": 1}, 0)
     ] * 3
     assert len({id_, *(row.id for row in rows)}) == 4
-    assert hub.queue.sizes()["Total"] == 0
-    assert (hub.queue.counts(), hub.queue.counts("A")["puts"]) == ({"puts": 1, "gets": 1}, 2)
+    assert exchange.queue.sizes()["Total"] == 0
+    assert (exchange.queue.counts(), exchange.queue.counts("A")["puts"]) == (
+        {"puts": 1, "gets": 1},
+        2,
+    )
 
 
-def test_a_copy_may_differ_from_its_source(hub: Hub):
-    hub.queue.push("x", enc="json")
+def test_a_copy_may_differ_from_its_source(exchange: Exchange):
+    exchange.queue.push("x", enc="json")
     changed = {"headers": '{"n":2}', "body": "YQ==", "enc": "b64", "tries": 5}
-    hub.route({"to": "A", **changed}, {"to": "B", "mature": "2020-01-01T00:00:00Z"})
-    (a,), (b,) = hub.queue.reserve(queue="A"), hub.queue.reserve(queue="B")
+    exchange.route({"to": "A", **changed}, {"to": "B", "mature": "2020-01-01T00:00:00Z"})
+    (a,), (b,) = exchange.queue.reserve(queue="A"), exchange.queue.reserve(queue="B")
     assert (a.body, a.enc, a.headers, a.tries) == ("YQ==", "b64", {"n": 2}, 5)
     assert (b.body, b.enc, b.mature.year) == ("x", "json", 2020)
 
 
-def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub):
-    hub.queue.push("lost", "looping", headers='{"x-hop-count":4}')
-    hub.route({"to": "__no_route__"})
-    hub.route({"to": "__too_many_hops__"})
-    (lost,) = hub.queue.reserve(queue="__no_route__")
-    (looping,) = hub.queue.reserve(queue="__too_many_hops__")
+def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(exchange: Exchange):
+    exchange.queue.push("lost", "looping", headers='{"x-hop-count":4}')
+    exchange.route({"to": "__no_route__"})
+    exchange.route({"to": "__too_many_hops__"})
+    (lost,) = exchange.queue.reserve(queue="__no_route__")
+    (looping,) = exchange.queue.reserve(queue="__too_many_hops__")
     assert lost.headers == {"x-hop-count": 5, "x-exchange-name": "X"}
     assert looping.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
 
 
-def test_no_route_without_a_rule_accepts_only_unchanged_elements(hub: Hub):
+def test_no_route_without_a_rule_accepts_only_unchanged_elements(exchange: Exchange):
     for change in ({"body": "forged"}, {"headers": '{"forged":1}'}):
-        hub.queue.push("x")
-        done = hub.route({"to": "__no_route__", **change})
+        exchange.queue.push("x")
+        done = exchange.route({"to": "__no_route__", **change})
         assert [refusal[2] for refusal in done["Refused"]] == ["cannot use Queue to __no_route__"]
-        assert hub.queue.reserve(queue="__no_route__") == []
-        hub.queue.world.execute("DELETE FROM psqlmessages_element")
+        assert exchange.queue.reserve(queue="__no_route__") == []
+        exchange.queue.world.execute("DELETE FROM psqlmessages_element")
 
 
 @pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
-def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str, str]):
-    id_ = hub.queue.push("x")
-    refused = hub.answer([id_], [{"of": id_, "to": queue} for queue in queues])
+def test_without_a_rule_an_element_is_put_aside_once(exchange: Exchange, queues: tuple[str, str]):
+    id_ = exchange.queue.push("x")
+    refused = exchange.answer([id_], [{"of": id_, "to": queue} for queue in queues])
     assert refused["Err"] == "58"
-    done = hub.deliver([id_], [{"of": ref, "to": queues[0]} for ref in (id_, f"0{id_}")])
+    done = exchange.deliver([id_], [{"of": ref, "to": queues[0]} for ref in (id_, f"0{id_}")])
     assert done == {"Lost": [], "Refused": []}
-    assert hub.queue.pop(5, "__no_route__") == ["x"]
+    assert exchange.queue.pop(5, "__no_route__") == ["x"]
     # With a rule as often as wanted.
-    hub.queue.world.rules("user3 exchange.X Queue __* RW 1")
-    id_ = hub.queue.push("x")
-    assert hub.answer([id_], [{"of": id_, "to": queue} for queue in queues])["Err"] == "0"
+    exchange.queue.world.rules("user3 exchange.X Queue __* RW 1")
+    id_ = exchange.queue.push("x")
+    assert exchange.answer([id_], [{"of": id_, "to": queue} for queue in queues])["Err"] == "0"
 
 
 @pytest.mark.parametrize("name", ["Q", "NEW.1"])
-def test_an_existing_queue_takes_no_copy_without_the_right(hub: Hub, name: str):
-    hub.queue.push("other", queue="NEW.1")
-    id_ = hub.queue.push("x")
-    done = hub.deliver([id_], [{"of": id_, "to": name}])
+def test_an_existing_queue_takes_no_copy_without_the_right(exchange: Exchange, name: str):
+    exchange.queue.push("other", queue="NEW.1")
+    id_ = exchange.queue.push("x")
+    done = exchange.deliver([id_], [{"of": id_, "to": name}])
     assert [refusal[0] for refusal in done["Refused"]] == [f"X/{name}"]
-    assert hub.queue.pop(5, "NEW.1") == ["other"]
-    assert hub.put_off() == [(1, True)]
+    assert exchange.queue.pop(5, "NEW.1") == ["other"]
+    assert exchange.put_off() == [(1, True)]
 
 
-def test_after_a_refused_copy_the_others_are_made_once(hub: Hub):
-    id_ = hub.queue.push("x", headers='{"h":1}')
-    done = hub.route({"to": "A"}, {"to": "FORBIDDEN"})
+def test_after_a_refused_copy_the_others_are_made_once(exchange: Exchange):
+    id_ = exchange.queue.push("x", headers='{"h":1}')
+    done = exchange.route({"to": "A"}, {"to": "FORBIDDEN"})
     assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]
-    assert hub.queue.pop(5, "A") == ["x"]
-    assert hub.put_off() == [(1, True)]
-    hub.queue.world.rules("user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1")
-    hub.queue.age(2)
-    with hub.program.connection.transaction():
-        (again,) = hub.take()
+    assert exchange.queue.pop(5, "A") == ["x"]
+    assert exchange.put_off() == [(1, True)]
+    exchange.queue.world.rules(
+        "user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1"
+    )
+    exchange.queue.age(2)
+    with exchange.program.connection.transaction():
+        (again,) = exchange.take()
         assert (again.id, again.tries, again.delivered) == (id_, 1, ["X/A"])
         assert again.headers == {"h": 1}
-        hub.deliver([again.id], [{"of": again.id, "to": "A"}, {"of": again.id, "to": "FORBIDDEN"}])
-    assert (hub.queue.pop(5, "A"), hub.queue.pop(5, "FORBIDDEN")) == ([], ["x"])
+        exchange.deliver(
+            [again.id], [{"of": again.id, "to": "A"}, {"of": again.id, "to": "FORBIDDEN"}]
+        )
+    assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
-def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub):
+def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Exchange):
     brief.queue.limit(3)
     brief.queue.push("x")
     for seconds in (1, 2, 4):
@@ -192,63 +199,74 @@ def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub):
     assert dead.headers["x-dl-tries"] == 3
 
 
-def test_elements_taken_over_by_others_are_reported_lost(hub: Hub):
-    hub.queue.push("x", "y")
-    late, kept = hub.reserve()
-    hub.queue.age(61)
-    hub.queue.lease()
+def test_elements_taken_over_by_others_are_reported_lost(exchange: Exchange):
+    exchange.queue.push("x", "y")
+    late, kept = exchange.reserve()
+    exchange.queue.age(61)
+    exchange.queue.lease()
     copies = [{"of": late.lease, "to": "A"}, {"of": kept.lease, "to": "A"}]
-    assert hub.deliver([late.lease, kept.lease], copies)["Lost"] == [late.lease]
-    assert hub.queue.pop(5, "A") == ["y"]
-    assert hub.queue.sizes()["Total"] == 1
+    assert exchange.deliver([late.lease, kept.lease], copies)["Lost"] == [late.lease]
+    assert exchange.queue.pop(5, "A") == ["y"]
+    assert exchange.queue.sizes()["Total"] == 1
 
 
-def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub):
+def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(exchange: Exchange):
     # As by a reader that began before it was reserved: it locks what it finds, and then lets it be.
-    hub.queue.push("x", "y")
-    leases = [row.lease for row in hub.reserve()]
+    exchange.queue.push("x", "y")
+    leases = [row.lease for row in exchange.reserve()]
     copies = [{"of": lease, "to": "A"} for lease in leases]
-    owner = hub.queue.world.owner
+    owner = exchange.queue.world.owner
     owner.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
-    with blocked(hub.queue.world, hub.program, lambda: hub.deliver(leases, copies)) as answer:
+    with blocked(
+        exchange.queue.world, exchange.program, lambda: exchange.deliver(leases, copies)
+    ) as answer:
         owner.execute("COMMIT")
     assert answer.result() == {"Lost": [], "Refused": []}
-    assert hub.queue.pop(5, "A") == ["x", "y"]
+    assert exchange.queue.pop(5, "A") == ["x", "y"]
 
 
-def test_an_element_that_another_has_or_of_another_queue_cannot_be_delivered(hub: Hub):
-    for id_ in (hub.queue.push("leased"), hub.queue.push("x", queue="NEW.1")):
-        hub.queue.reserve()
-        assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
-    assert (hub.queue.pop(5, "A"), hub.queue.pop(queue="NEW.1")) == ([], ["x"])
+def test_an_element_that_another_has_or_of_another_queue_cannot_be_delivered(exchange: Exchange):
+    for id_ in (exchange.queue.push("leased"), exchange.queue.push("x", queue="NEW.1")):
+        exchange.queue.reserve()
+        assert exchange.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
+    assert (exchange.queue.pop(5, "A"), exchange.queue.pop(queue="NEW.1")) == ([], ["x"])
 
 
-def test_a_copy_is_made_of_each_element_that_is_named_and_once(hub: Hub):
-    hub.queue.push("x", "y")
-    with hub.program.connection.transaction():
-        one, two = (row.id for row in hub.take())
-        hub.deliver([one, one], [{"of": one, "to": "A"}, {"of": two, "to": "A"}])
-    assert (hub.queue.pop(5, "A"), hub.queue.pop(5)) == (["x"], ["y"])
+def test_a_copy_is_made_of_each_element_that_is_named_and_once(exchange: Exchange):
+    exchange.queue.push("x", "y")
+    with exchange.program.connection.transaction():
+        one, two = (row.id for row in exchange.take())
+        exchange.deliver([one, one], [{"of": one, "to": "A"}, {"of": two, "to": "A"}])
+    assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5)) == (["x"], ["y"])
     # A copy without a mark hides no other copy.
-    id_ = hub.queue.push("z")
-    hub.deliver([id_], [{"of": id_, "to": "A", "mark": None}], [id_])
-    hub.queue.age(10)
-    hub.deliver([id_], [{"of": id_, "to": "B", "mark": "m"}])
-    assert (hub.queue.pop(5, "A"), hub.queue.pop(5, "B")) == (["z"], ["z"])
+    id_ = exchange.queue.push("z")
+    exchange.deliver([id_], [{"of": id_, "to": "A", "mark": None}], [id_])
+    exchange.queue.age(10)
+    exchange.deliver([id_], [{"of": id_, "to": "B", "mark": "m"}])
+    assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5, "B")) == (["z"], ["z"])
 
 
-def test_arguments_that_name_nothing_deliver_nothing(hub: Hub):
-    assert hub.deliver([], []) == {"Lost": [], "Refused": []}
+def test_a_malformed_copy_is_refused_and_its_element_comes_back(exchange: Exchange):
+    faults = {"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}
+    for fault in faults:
+        exchange.queue.push("x")
+        assert len(exchange.route({"to": "A", **fault})["Refused"]) == 1, fault
+        assert (exchange.put_off(), exchange.queue.pop(5, "A")) == ([(1, True)], []), fault
+        exchange.queue.world.execute("DELETE FROM psqlmessages_element")
+
+
+def test_arguments_that_name_nothing_deliver_nothing(exchange: Exchange):
+    assert exchange.deliver([], []) == {"Lost": [], "Refused": []}
     for ref in ("", None, "x", "1.x", "01"):
-        assert hub.program.error("deliver", "exchange.X", "Q", [ref], *[[]] * 9)[0] == 63, ref
+        assert exchange.program.error("deliver", "exchange.X", "Q", [ref], *[[]] * 9)[0] == 63, ref
     # Arrays of different lengths: what is missing is as at the source.
-    id_ = hub.queue.push("x")
+    id_ = exchange.queue.push("x")
     ref = [str(id_)]
-    hub.program.ok("deliver", "exchange.X", "Q", ref, [], ref, [], ["A"], *[[]] * 5)
-    assert hub.queue.pop(5, "A") == ["x"]
+    exchange.program.ok("deliver", "exchange.X", "Q", ref, [], ref, [], ["A"], *[[]] * 5)
+    assert exchange.queue.pop(5, "A") == ["x"]
 
 
-def test_delivering_needs_the_right_to_take(brief: Hub):
+def test_delivering_needs_the_right_to_take(brief: Exchange):
     brief.queue.world.rules("user3 * Queue * RW 1")
     for client, number in (("", 15), (None, 15), ("NODE*", 16), ("exchange.X", 2)):
         if number == 2:

@@ -136,6 +136,24 @@ def test_two_pushes_of_one_key_at_once_push_one_element(queue: Queue, world: Wor
     assert (second.result(), queue.pop(5)) == (first, ["first"])
 
 
+def test_push_many_keeps_order_headers_and_keys_apart(queue: Queue):
+    push_many = ("push_many", "PUT", "Q")
+    headers = ['{"n":1}', None, '{"n":3}']
+    keys = ["z", None, "a"]
+    ids = queue.pusher.ok(*push_many, ["a", "b", "c"], None, headers, None, None, 2, keys)["Ids"]
+    rows = queue.reserve(5)
+    assert [(row.id, row.body, row.headers, row.tries) for row in rows] == [
+        (ids[0], "a", {"n": 1}, 2), (ids[1], "b", {}, 2), (ids[2], "c", {"n": 3}, 2),
+    ]  # fmt: skip
+    again = queue.pusher.ok(*push_many, ["A", "d"], None, None, None, None, 0, ["a", "new"])
+    assert again["Ids"][0] == ids[2]
+    assert queue.pop(5) == ["d"]
+    assert queue.pusher.ok(*push_many, [])["Ids"] == queue.pusher.ok(*push_many, None)["Ids"] == []
+    # One malformed element refuses all.
+    assert queue.pusher.error(*push_many, ["a", "b"], None, ["{}", "["])[0] == 63
+    assert queue.pop(5) == []
+
+
 @pytest.mark.versions
 def test_pushing_works_above_read_committed(queue: Queue, world: World):
     other = world.program("user1")

@@ -222,6 +222,14 @@ def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loa
     assert (again["Id"], again["Already"], known < id_) == (id_, 1, True)
 
 
+def test_rights_can_be_checked_beforehand(loader: Loader):
+    nothing = (None, None, None, None)
+    calls = (("publish_staged", "LOAD", "T", *nothing), ("push_staged", "LOAD", "Q", *nothing))
+    assert [loader.program.call(*each) for each in calls] == [{"Err": "0", "Rows": 0}] * 2
+    loader.world.execute("UPDATE messages.auth SET mode = 'R'")
+    assert [loader.program.call(*each)["Err"] for each in calls] == ["3", "3"]
+
+
 def test_old_batches_are_removed(loader: Loader):
     for query in ("once/1", "named", "once/2", "a year ago"):
         loader.publish(0, 1, loader.stage("x"), query=query)

@@ -50,6 +50,17 @@ def test_a_crash_is_reported_once(world: World, watcher: Program, nodes: Pair, i
             assert max(answer["Events"] for answer in answers) == 3
 
 
+def test_listeners_come_and_go(world: World, watcher: Program, nodes: Pair):
+    for _ in ROUNDS:
+        together(*(lambda p=p: p.ok("topic_listen", "T") for p in nodes))
+        assert channels(world) == (2, 2)
+        watcher.payloads()
+        together(*(lambda p=p: p.ok("topic_unlisten", "T") for p in nodes))
+        *left, last = watcher.events()
+        assert [event.split()[0] for event in left] == ["topic_unlisten"] * 2
+        assert (last, channels(world)) == ("topic_none_listen T", (0, 0))
+
+
 @pytest.mark.parametrize(("other", "number"), [("user1", 8), ("user2", 7)])
 def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, number: int):
     world.rules("user1 ONE Topic T R 5", "user2 ONE Topic T R 5")
@@ -64,6 +75,38 @@ def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, numbe
         assert world.owner.query(left, loser.pid) == 0
         winner.ok("deinit", "ONE")
         watcher.payloads()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("topic_send", "OTHER", "x"), ("topic_send_many", "OTHER", ["x", "y"]),
+        ("rpc", "B", "TOKEN", "x"), ("topic_status", "T"), ("topic_listen", "OTHER"), ("init", "A"),
+        ("evaluate",),
+    ],
+)  # fmt: skip
+def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple[str, ...]):
+    world.rules(
+        "user1 A Topic OTHER RW 5", "user2 B Topic OTHER R 5", "user1 A Rpc B W 5",
+        "user3 VICTIM Topic T RW 5", "user3 VICTIM Topic T* O 5",
+    )  # fmt: skip
+    nodes[0].ok("topic_notify", "OTHER")
+    nodes[1].ok("topic_listen", "OTHER")
+    world.kill(world.node("user3", "VICTIM", listen="T"))
+    nodes[0].query("SELECT set_config('messages.housekeeping_at', '', false)")
+    returned = world.program("user3")
+    for waiting in returned, world.owner:
+        waiting.execute("SET lock_timeout = '30s'")
+    with nodes[0].connection.transaction():
+        nodes[0].ok(*call)
+        if "send" in call[0]:
+            # A send does not block the saving of rules either.
+            world.rules("user3 NEW Topic T R 5")
+        returned.ok("init", "VICTIM")
+        returned.ok("topic_listen", "T")
+        if call == ("evaluate",):
+            returned.ok("topic_observe", "T*")
+            world.rules("user3 NEW Topic T R 5")
 
 
 @pytest.mark.parametrize(

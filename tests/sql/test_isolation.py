@@ -53,6 +53,16 @@ def test_sends_work_at_every_level(nodes: Pair, level: str):
 
 
 @every_level
+def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, level: str):
+    world.kill(world.node("user3", "VICTIM"))
+    nodes[0].query("SELECT set_config('messages.housekeeping_at', '', false)")
+    for call in ("topic_send", "T", "x"), ("topic_status", "T"), ("topic_unnotify", "T"):
+        with snapshot(nodes[0], level):
+            nodes[0].ok(*call)
+    assert "crash VICTIM" not in nodes[0].events()
+
+
+@every_level
 def test_listening_to_a_changed_topic_raises_40001(world: World, nodes: Pair, level: str):
     with snapshot(nodes[0], level):
         nodes[1].ok("topic_unlisten", "T")

@@ -1,6 +1,7 @@
 """Roles: groups whose members come and go, roles that are dropped, and names of every kind."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import psycopg
 import pytest
@@ -48,6 +49,20 @@ def test_a_member_has_the_rights_of_its_group_until_revoked(world: World, member
     assert member.error("init", "M")[0] == 5
     world.superuser().execute("GRANT team TO user1")
     member.ok("init", "M")
+
+
+def test_a_revoked_member_keeps_the_rights_of_its_own_rules(world: World, member: Program):
+    world.rules("user1 M Topic T R 5", "user1 M Topic U RW 5", "team M Topic U RW 50")
+    for kind, topic in product(("listen", "notify"), "TU"):
+        member.ok(f"topic_{kind}", topic)
+    other = world.node("user2", "A")
+    member.payloads()
+    world.superuser().execute("REVOKE team FROM user1")
+    other.ok("evaluate")
+    assert member.events() == ["topic_unnotify M T", "topic_none_notify T"]
+    assert other.ok("topic_status", "T")["Listeners"] == ["M"]
+    member.ok("topic_send", "U", "x" * 9000)
+    assert member.headers()[-1]["Dkey"].split(".")[0] == "5"
 
 
 @pytest.mark.parametrize(("gain", "group", "loss"), LOSSES)

@@ -216,6 +216,16 @@ def test_topic_send_as_needs_no_session_and_leaves_none(world: World, listener: 
 
 
 def test_topic_send_as_uses_the_rules_of_the_login(world: World, listener: Program):
+    cases = [
+        ("user2", "WEB", "T", 2), ("hostile", "WEB", "T", 2), ("user1", "LISTENER", "T", 2),
+        ("user1", "SHOP1", "T", 2), ("user1", "WEB", "READ", 3), ("user2", "LISTENER", "T", 3),
+        ("user3", "SHOP*", "T", 16), ("user3", "SHO", "T", 16), ("user1", "WEB", "NEW1", 9),
+        ("user1", "WEB", "T*", 9),
+    ]  # fmt: skip
+    for role, ident, topic, number in cases:
+        found = world.program(role).error("topic_send_as", ident, topic, "body")[0]
+        assert found == number, (role, ident, topic)
+    assert listener.payloads() == []
     member = world.program("user3")
     for ident in "WEB", "SHOP1", "SHOP":
         member.ok("topic_send_as", ident, "T", "body")

@@ -236,3 +236,11 @@ def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream):
             thief.read("SUB", "T")
         stream.publish("x")
         assert stream.got() == ["x"]
+
+
+def test_an_uncommitted_subscription_holds_up_no_saving_of_rules(stream: Stream):
+    stream.limit_waits()
+    for turn in range(2):  # one subscribes, the other reads again
+        with stream.subscriber.connection.transaction():
+            stream.got()
+            stream.world.rules(f"user3 X{turn} Topic X R 5")

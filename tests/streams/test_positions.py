@@ -66,6 +66,23 @@ def test_a_pattern_selects_the_topics_that_the_node_may_read(stream: Stream):
     assert list(watermarks(stream, "X*")) == []
 
 
+def test_a_subscription_moves_to_a_position_and_keeps_later_messages(stream: Stream):
+    stream.retain(1000)
+    ids = [stream.publish(str(number)) for number in range(4)]
+    for position in (0, *ids, ids[1]):
+        subscribe_from(stream, position)
+        assert stream.state()["Backlog"] == sum(each > position for each in ids)
+    stream.retain(0)
+    stream.prune()
+    assert stream.got() == ["2", "3"]
+    stream.prune()
+    assert stream.stored() == []
+    # A call from an earlier position reports that messages were removed.
+    missed = [{"Topic": "T", "Removed": ids[3]}]
+    assert [subscribe_from(stream, at)["Missed"] for at in (ids[2], ids[3])] == [missed, []]
+    assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
+
+
 def test_a_topic_created_again_reports_missed_messages(stream: Stream):
     first = stream.publish("read", topic="NEW.1")
     subscribe_from(stream, first, topic="NEW.1")

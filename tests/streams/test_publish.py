@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -20,6 +21,21 @@ def test_publish_answers_id_listeners_and_subscribers(stream: Stream):
     stream.tend()
     later = stream.publisher.ok("publish", "PUB", "T", "x")
     assert (later["Subscribers"], later["Id"] > answer["Id"]) == (1, True)
+
+
+def test_a_row_holds_id_topic_sender_payload_time_and_encoding(stream: Stream):
+    stream.got()
+    before = datetime.now(UTC)
+    first = stream.publish("text")
+    stream.publisher.ok("publish", "PUB", "T", '{"a":1}', "json")
+    stream.publisher.ok("publish_many", "PUB", "T", ["YQ==", "Yg=="], "b64")
+    rows = stream.subscriber.read("SUB", "T")
+    assert [(row.topic, row.sender, row.payload, row.enc) for row in rows] == [
+        ("T", "PUB", "text", None), ("T", "PUB", '{"a":1}', "json"),
+        ("T", "PUB", "YQ==", "b64"), ("T", "PUB", "Yg==", "b64"),
+    ]  # fmt: skip
+    assert [row.id for row in rows] == [first, first + 1, first + 2, first + 3]
+    assert before <= rows[0].published_at <= rows[-1].published_at <= datetime.now(UTC)
 
 
 def test_a_payload_of_any_text_and_size_arrives_as_it_was(stream: Stream):

@@ -189,6 +189,19 @@ def test_it_happens_at_most_once_a_second(stream: Stream):
     assert min(pauses, default=timedelta(seconds=1)) >= timedelta(seconds=1)
 
 
+@pytest.mark.parametrize("noted", ["tended_at", "switched_at", "cleared_at"])
+def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str):
+    stream.publish("x", topic="NEW.1")
+    stream.got(topic="NEW.1")
+    stream.tend()
+    stream.subscriber.ok("unsubscribe", "SUB", "NEW.1")
+    stream.publish("x")
+    stream.let_be_due()
+    stream.execute(f"UPDATE messages._stream SET {noted} = clock_timestamp() + interval '1 hour'")
+    stream.query("SELECT messages._maintain_streams()")
+    assert (stream.stored(), stream.topics()) == ([], ["T"])
+
+
 def test_an_absent_reader_costs_only_its_own_messages(stream: Stream, world: World):
     turns = 30
     stream.got("SUB", topic="T")

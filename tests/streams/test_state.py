@@ -163,3 +163,20 @@ def test_the_last_message_is_shown_after_its_removal(stream: Stream):
         stream.prune()
         assert stream.stored() == []
         assert rows(stream.subscriber, "stream_topics") == [shown]
+
+
+def test_each_role_sees_the_streams_that_a_rule_allows(stream: Stream, world: World):
+    world.rules("user3 SECRET Topic SECRET RW 10")
+    stream.got()
+    world.program("user3").got("SECRET", "SECRET")
+    expected = {
+        "user1": (["T"], ["SUB"]), "user2": (["T"], ["SUB"]),
+        "user3": (["SECRET"], ["SECRET"]), "hostile": ([], []),
+    }  # fmt: skip
+    for role, (topics, clients) in expected.items():
+        program = world.program(role)
+        assert [row["topic"] for row in rows(program, "stream_topics")] == topics
+        assert [row["client"] for row in rows(program, "stream_clients")] == clients
+        assert [row["topic"] for row in rows(program, "stream_subscriptions")] == topics
+    owner = [row["client"] for row in rows(world.owner, "stream_clients")]
+    assert owner == ["SECRET", "SUB"]

@@ -1,7 +1,7 @@
 """Readers that wait: woken at once, in their order, and ended at once; threads share a node."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.exceptions import NodeClosed
+from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
+from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
 from tests.queues.client.conftest import SOON, listened
 from tests.reliability.counts import report
@@ -140,3 +141,37 @@ def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, eithe
         f"an element that it had popped: time until a waiting {kind} gets it", elements=1, lost=0,
         seconds=round(seconds, 2),
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_a_lost_right_ends_that_wait_alone(queues: World, writer: Node, reader: Node):
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(bodies, reader) for _ in range(3)]
+        listened(queues)
+        queues.execute("DELETE FROM messages.auth WHERE ident = 'READER.*'")
+        listened(queues)
+        writer.push("Q", "x")
+        (done,), waiting = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
+        assert done.result() == ["x"]
+        listened(queues)
+        queues.execute("DELETE FROM messages.auth WHERE ident = 'READER' AND dest = 'Q'")
+        for each in waiting:
+            with pytest.raises(DestinationNotAuthorized):
+                each.result(SOON.total_seconds())
+
+
+@pytest.mark.usefixtures("no_polling")
+def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, reader: Node):
+    with ThreadPoolExecutor() as pool:
+        for body in range(2):
+            waiting = [pool.submit(bodies, reader) for _ in range(2)]
+            listened(queues)
+            assert not wait(waiting, timeout=0.1).done
+            end_backend(queues, "READER")
+            writer.push("Q", body)
+            found, left = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
+            # The node has reconnected; the other call waits until a push notifies it.
+            assert not wait(left, timeout=0.3).done
+            writer.push("Q", body)
+            assert [each.result(SOON.total_seconds()) for each in (*found, *left)] == [[body]] * 2
+    assert reader.counters.reconnects >= 1

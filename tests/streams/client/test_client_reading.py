@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, AsyncSubscription, Node, Subscription, exceptions
+from psqlmessages import AsyncNode, AsyncSubscription, Node, Options, Subscription, exceptions
 from psqlmessages.client import subscription
 from tests.client.nodes import NOW, QUICK, end_backend, in_a_loop, offered
 from tests.client.programs import PROMPTLY
@@ -128,6 +128,15 @@ def test_subscriptions_read_elsewhere_are_left(stream: World, writer: Node, read
             assert not waiting.done()
         assert waiting.result(SOON.total_seconds()).body == 0
     assert "another reader may have locked" in caplog.text
+
+
+def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewReader):
+    with new_reader(Options(stream_poll_interval=timedelta(seconds=0.2))) as node:
+        messages = node.subscribe("NEWS")
+        node._session._connection.execute("UNLISTEN *")
+        writer.publish("NEWS", "unheard")
+        assert next(messages).body == "unheard"
+        assert node._state.wakeups.count("NEWS") == 1, "it was woken: this proves nothing"
 
 
 @pytest.mark.usefixtures("no_second_look")
