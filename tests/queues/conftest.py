@@ -1,4 +1,4 @@
-"""Fixtures of the queues' tests: who pushes, who takes, and what brings time forward."""
+"""Fixtures of the queues' tests: a queue, a connection that pushes and one that takes."""
 
 import json
 from datetime import datetime
@@ -11,8 +11,8 @@ from tests.sql.conftest import Program, World, new_role, world
 __all__ = ["new_role", "world"]
 
 
-class Desk:
-    """Queue Q, to which PUT of user1 pushes and from which GET of user2 takes; RW is the boss's."""
+class Queue:
+    """Queue Q, to which PUT of user1 pushes and from which GET of user2 takes; BOSS may do both."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -53,7 +53,7 @@ class Desk:
         return {name: value for name, value in answer.items() if name != "Err"}
 
     def counts(self, queue: str = "Q") -> dict[str, int]:
-        """What has been counted for a queue and is not 0."""
+        """Return the counters of a queue that are not 0."""
         names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes")
         row = self.world.execute(
             f"SELECT {', '.join(names)} FROM messages.queues WHERE queue = %s", (queue,)
@@ -61,7 +61,7 @@ class Desk:
         return {name: number for name, number in zip(names, row or (), strict=True) if number}
 
     def age(self, seconds: float) -> None:
-        """Let so much time have gone by for all elements and keys."""
+        """Move the times of all elements and keys back by this time."""
         ago = {"ago": f"{seconds} s"}
         self.world.execute("DELETE FROM messages._scan_start")
         self.world.execute(
@@ -85,7 +85,7 @@ class Desk:
         )
 
     def tend(self) -> int:
-        """Do what evaluation does once a second."""
+        """Do the housekeeping of commits."""
         self.world.execute("UPDATE messages._queues SET tended_at = 'epoch'")
         return self.world.owner.query("SELECT messages._maintain_queues()")
 
@@ -99,5 +99,5 @@ class Desk:
 
 
 @pytest.fixture
-def desk(world: World) -> Desk:
-    return Desk(world)
+def queue(world: World) -> Queue:
+    return Queue(world)

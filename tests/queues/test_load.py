@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -10,8 +9,8 @@ from functools import partial
 import psycopg
 import pytest
 
-from tests.queues.conftest import Desk
-from tests.sql.conftest import PATIENCE_SECONDS, Program, World
+from tests.queues.conftest import Queue
+from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import together
 
 WORKERS, PUSHES = 6, 120
@@ -25,60 +24,52 @@ def held(world: World) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-class Worker(threading.Thread):
-    """Takes until it is told to stop; what it committed or popped, it has done."""
-
-    def __init__(self, program: Program, seed: int, is_over: threading.Event) -> None:
-        super().__init__()
-        self.program, self.is_over = program, is_over
-        self.dice = random.Random(seed)  # noqa: S311
-        self.done: list[str] = []
-
-    def run(self) -> None:
-        while not self.is_over.is_set():
-            (self._pop if self.dice.random() < 0.3 else self._reserve)()
-
-    def _pop(self) -> None:
-        with self.program.connection.transaction() as transaction:
-            bodies = [row.body for row in self.program.elements("pop", "GET", "Q", 3)]
-            if self.dice.random() < 0.3:
-                raise psycopg.Rollback(transaction)
-            self.done += bodies
-
-    def _reserve(self) -> None:
-        seconds = 0.5 if self.dice.random() < 0.05 else 60
-        is_rolled_back = self.dice.random() < 0.1
-        with self.program.connection.transaction(force_rollback=is_rolled_back):
-            rows = self.program.elements("reserve", "GET", "Q", self.dice.randint(1, 5), seconds)
-            if is_rolled_back:
-                time.sleep(0.2 * self.dice.random())
-        if is_rolled_back or seconds < 1:
-            # The leases run out.
-            return
-        for row in rows:
-            act = self.dice.choice(["commit", "commit", "rollback", "release"])
+def work(program: Program, seed: int, is_over: threading.Event) -> list[str]:
+    """Take elements until the event is set; return the bodies that were committed or popped."""
+    dice, done = random.Random(seed), list[str]()  # noqa: S311
+    while not is_over.is_set():
+        is_pop, is_lost = dice.random() < 0.3, dice.random() < 0.2
+        seconds = 0.5 if dice.random() < 0.05 else 60
+        with program.connection.transaction(force_rollback=is_lost):
+            if is_pop:
+                rows = program.elements("pop", "GET", "Q", 3)
+            else:
+                rows = program.elements("reserve", "GET", "Q", dice.randint(1, 5), seconds)
+            if is_lost:
+                program.query("SELECT pg_sleep(%s)", 0.1 * dice.random())
+        if is_lost:
+            continue
+        if is_pop:
+            done += [row.body for row in rows]
+        # The leases of short reservations expire.
+        for row in rows if seconds == 60 and not is_pop else []:
+            act = dice.choice(["commit", "commit", "rollback", "release"])
             given = (None,) if act == "rollback" else ()
-            assert self.program.ok(act, "GET", *given, row.lease)["Done"] == [True]
+            assert program.ok(act, "GET", *given, row.lease)["Done"] == [True]
             if act == "commit":
-                self.done.append(row.body)
+                done.append(row.body)
+    return done
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("held")
-def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World):
+def test_nothing_is_lost_or_doubled_under_load(queue: Queue, world: World):
     is_over = threading.Event()
-    workers = [Worker(world.program("user2"), seed, is_over) for seed in range(WORKERS)]
-    for worker in workers:
-        worker.start()
-    programs = [world.program("user1") for _ in range(4)]
-    together(*(partial(push, program, number) for number, program in enumerate(programs)))
-    world.wait_for("SELECT count(*) = 0 FROM psqlmessages_element")
-    is_over.set()
-    for worker in workers:
-        worker.join(PATIENCE_SECONDS)
-    done = Counter(body for worker in workers for body in worker.done)
+
+    def push_all() -> list[str]:
+        try:
+            programs = [world.program("user1") for _ in range(4)]
+            together(*(partial(push, program, number) for number, program in enumerate(programs)))
+            world.wait_for("SELECT count(*) = 0 FROM psqlmessages_element")
+        finally:
+            is_over.set()
+        return []
+
+    readers = [partial(work, world.program("user2"), seed, is_over) for seed in range(WORKERS)]
+    taken = together(push_all, *readers)
+    done = Counter(body for bodies in taken for body in bodies)
     assert done == Counter(f"{n}.{i}" for n in range(4) for i in range(PUSHES))
-    counts = desk.counts()
+    counts = queue.counts()
     assert (counts["puts"], counts["gets"] + counts["commits"]) == (4 * PUSHES, 4 * PUSHES)
 
 
@@ -93,28 +84,28 @@ def push(program: Program, number: int) -> None:
             with program.connection.transaction():
                 program.ok("push", "PUT", "Q", body, None, None, mature, None, 0, key)
                 if i % 10 == number:
-                    time.sleep(0.1)
+                    program.query("SELECT pg_sleep(0.1)")
 
 
 @pytest.mark.usefixtures("held")
-def test_readers_skip_removed_elements_while_a_transaction_is_open(desk: Desk, world: World):
+def test_readers_skip_removed_elements_while_a_transaction_is_open(queue: Queue, world: World):
     """Counted in index entries and scans: timings say little on a busy machine."""
     read = "SELECT {} FROM pg_stat_user_indexes WHERE indexrelname = '{}'"
     by_order = read.format("idx_tup_read", "element_by_availability")
     by_key = read.format("idx_scan", "psqlmessages_element_pkey")
     for _ in range(20):
-        desk.pusher.ok("push_many", "PUT", "Q", ["x"] * 200)
-        assert len(desk.pop(200)) == 200
+        queue.pusher.ok("push_many", "PUT", "Q", ["x"] * 200)
+        assert len(queue.pop(200)) == 200
     # Vacuum then counts no rows, and PostgreSQL takes every index for an empty one.
     world.owner.execute("VACUUM ANALYZE psqlmessages_element")
-    desk.pusher.ok("push_many", "PUT", "Q", ["y"] * 50)
+    queue.pusher.ok("push_many", "PUT", "Q", ["y"] * 50)
     entries, scans = [], world.owner.query(by_key)
     for _ in range(50):
         world.execute("SELECT pg_stat_force_next_flush()")
-        desk.reader.execute("SELECT pg_stat_force_next_flush()")
+        queue.reader.execute("SELECT pg_stat_force_next_flush()")
         before = world.owner.query(by_order)
-        assert len(desk.reserve(1)) == 1
-        desk.reader.execute("SELECT pg_stat_force_next_flush()")
+        assert len(queue.reserve(1)) == 1
+        queue.reader.execute("SELECT pg_stat_force_next_flush()")
         entries.append(world.owner.query(by_order) - before)
     assert sorted(entries)[len(entries) // 2] < 400, entries
     assert world.owner.query(by_key) - scans >= 50

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.sql.simultaneous import in_background, wait_until_blocked
+from tests.sql.simultaneous import blocked
 
 COPY = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 LEFT = "SELECT coalesce(sum(cardinality(bodies)), 0) FROM messages.staged"
@@ -127,8 +127,7 @@ def test_rows_removed_while_a_push_waits_are_not_pushed(loader: Loader, key: str
             loader.push(0, 1, staging)
         assert caught.value.sqlstate == "PM064"
 
-    with in_background(push):
-        wait_until_blocked(loader.world, loader.program)
+    with blocked(loader.world, loader.program, push):
         assert remover.ok("unstage", [str(staging)])["Rows"] == 1
         maker.execute("COMMIT")
     # Nor is the batch taken for one that was committed.

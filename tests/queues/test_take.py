@@ -1,31 +1,32 @@
-"""Taking: what pop and reserve give, to whom, and what a queue holds then."""
+"""Taking: what pop and reserve return, to whom, what a queue then holds, and what it counts."""
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from tests.queues.conftest import Desk
+from tests.queues.conftest import Queue
 from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import together
 
 pytestmark = pytest.mark.versions
 
 
-def test_a_popped_element_is_removed_unless_the_pop_is_rolled_back(desk: Desk):
-    desk.push("a", "b", "c")
-    assert (desk.pop(), desk.pop(5), desk.pop()) == (["a"], ["b", "c"], [])
-    desk.push("d")
-    with desk.reader.connection.transaction(force_rollback=True):
-        assert desk.pop() == ["d"]
-    desk.lease(duration=30)
-    desk.age(31)
-    (row,) = desk.reader.elements("pop", "GET", "Q")
+def test_a_popped_element_is_removed_unless_the_pop_is_rolled_back(queue: Queue):
+    queue.push("a", "b", "c")
+    assert (queue.pop(), queue.pop(5), queue.pop()) == (["a"], ["b", "c"], [])
+    queue.push("d")
+    with queue.reader.connection.transaction(force_rollback=True):
+        assert queue.pop() == ["d"]
+    queue.lease(duration=30)
+    queue.age(31)
+    (row,) = queue.reader.elements("pop", "GET", "Q")
     assert (row.body, row.tries) == ("d", 1)
 
 
-def test_two_hundred_elements_go_to_one_reader_each(desk: Desk, world: World):
-    desk.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(200)])
+def test_two_hundred_elements_go_to_one_reader_each(queue: Queue, world: World):
+    queue.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(200)])
 
     def read(program: Program) -> list[str]:
         return [row.body for _ in range(25) for row in program.elements("pop", "GET", "Q")]
@@ -37,69 +38,117 @@ def test_two_hundred_elements_go_to_one_reader_each(desk: Desk, world: World):
     )
 
 
-def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, world: World):
-    desk.push("a", "b")
+def test_an_element_that_another_transaction_holds_is_passed_over(queue: Queue, world: World):
+    queue.push("a", "b")
     other = world.program("user2")
     with other.connection.transaction():
         assert [row.body for row in other.elements("reserve", "GET", "Q")] == ["a"]
-        assert desk.pop(5) == ["b"]
+        assert queue.pop(5) == ["b"]
 
 
-def test_a_paused_queue_accepts_pushes_and_gives_nothing(desk: Desk, world: World):
-    desk.push("a")
-    desk.wait()
-    with desk.reader.connection.transaction():
+def test_a_paused_queue_accepts_pushes_and_gives_nothing(queue: Queue, world: World):
+    queue.push("a")
+    queue.wait()
+    with queue.reader.connection.transaction():
         # Marked already, so it changes nothing, and holds up no pause; only the first wait does.
-        desk.wait()
-        desk.pusher.execute("SET lock_timeout = '30s'")
-        assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
-    assert desk.pusher.ok("pause", "BOSS", "Q") == {"Err": "0", "Already": 1}
-    desk.push("b")
+        queue.wait()
+        queue.pusher.execute("SET lock_timeout = '30s'")
+        assert queue.pusher.ok("pause", "BOSS", "Q") == {"Err": "0"}
+    assert queue.pusher.ok("pause", "BOSS", "Q") == {"Err": "0", "Already": 1}
+    queue.push("b")
     other = world.program("user2")
     for function in ("pop", "reserve", "take"):
         assert other.elements(function, "GET", "Q", 5) == []
-    assert desk.sizes()["Paused"] is True
-    assert desk.pusher.ok("resume", "BOSS", "Q") == {"Err": "0"}
-    assert desk.pusher.ok("resume", "BOSS", "Q") == {"Err": "0", "Already": 1}
-    assert desk.pop(5) == ["a", "b"]
+    assert queue.sizes()["Paused"] is True
+    assert queue.pusher.ok("resume", "BOSS", "Q") == {"Err": "0"}
+    assert queue.pusher.ok("resume", "BOSS", "Q") == {"Err": "0", "Already": 1}
+    assert queue.pop(5) == ["a", "b"]
 
 
-def test_drain_removes_available_elements_and_remove_one_that_is_not_reserved(desk: Desk):
-    first, second, _, _ = (desk.push(body) for body in ("reserved", "a", "b", "c"))
-    desk.lease()
+def test_drain_removes_available_elements_and_remove_one_that_is_not_reserved(queue: Queue):
+    first, second, _, _ = (queue.push(body) for body in ("reserved", "a", "b", "c"))
+    queue.lease()
     remove = [("Q", first), ("OTHER", second), ("Q", second), ("Q", second)]
-    desk.pusher.ok("push", "BOSS", "OTHER", "y")
-    done = [desk.pusher.ok("remove", "BOSS", *each)["Done"] for each in remove]
+    queue.pusher.ok("push", "BOSS", "OTHER", "y")
+    done = [queue.pusher.ok("remove", "BOSS", *each)["Done"] for each in remove]
     assert done == [False, False, True, False]
-    desk.push("later", delay=60.0)
-    assert desk.pusher.ok("drain", "BOSS", "Q") == {"Err": "0", "Removed": 2}
-    assert desk.sizes()["Total"] == 2
+    queue.push("later", delay=60.0)
+    assert queue.pusher.ok("drain", "BOSS", "Q") == {"Err": "0", "Removed": 2}
+    sizes = queue.sizes()
+    assert datetime.fromisoformat(sizes.pop("Next")) > datetime.now(UTC)
+    assert sizes == {"Total": 2, "Available": 0, "Scheduled": 1, "Reserved": 1, "Paused": False}
 
 
-def test_sizes_count_available_delayed_and_reserved_elements(desk: Desk):
-    desk.wait()
-    assert desk.sizes()["Next"] is None
-    desk.push("reserved", "a", "b", "c")
-    desk.lease(duration=100)
-    mature = datetime.now(UTC) + timedelta(hours=1)
-    desk.push("later", mature=mature)
-    sizes = desk.sizes()
-    ends_in = datetime.fromisoformat(sizes.pop("Next")) - datetime.now(UTC)
-    assert timedelta(seconds=30) < ends_in < timedelta(seconds=101)
-    assert sizes == {"Total": 5, "Available": 3, "Scheduled": 1, "Reserved": 1, "Paused": False}
-    desk.age(101)
-    assert datetime.fromisoformat(desk.sizes()["Next"]) == mature - timedelta(seconds=101)
-    assert (desk.sizes()["Available"], desk.sizes()["Reserved"]) == (4, 0)
-
-
-def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(desk: Desk):
-    desk.push("b", delay=60)
-    desk.push("a")
-    rows = desk.reader.elements("peek", "GET", "Q")
+def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(queue: Queue):
+    queue.push("b", delay=60)
+    queue.push("a")
+    rows = queue.reader.elements("peek", "GET", "Q")
     assert [(row.body, row.state, row.queue) for row in rows] == [
         ("a", "available", "Q"), ("b", "scheduled", "Q"),
     ]  # fmt: skip
-    assert [row.body for row in desk.reader.elements("peek", "GET", "Q", 1)] == ["a"]
-    assert [row.body for row in desk.reader.elements("peek", "GET", "Q", None, False)] == [None] * 2
-    assert desk.reader.error("peek", "GET", "Q", 0)[0] == 60
-    assert desk.sizes()["Total"] == 2
+    assert [row.body for row in queue.reader.elements("peek", "GET", "Q", 1)] == ["a"]
+    without = queue.reader.elements("peek", "GET", "Q", None, False)
+    assert [row.body for row in without] == [None] * 2
+    assert queue.reader.error("peek", "GET", "Q", 0)[0] == 60
+    assert queue.sizes()["Total"] == 2
+
+
+def test_all_is_counted_without_delaying_calls(queue: Queue, world: World):
+    queue.push("a", "b", "c", "d", "e")
+    queue.pop()
+    one, two, three = (row.lease for row in queue.reserve(3))
+    queue.done("commit", one, two)
+    queue.done("rollback", None, three)
+    assert queue.counts() == {"puts": 5, "gets": 1, "reserves": 3, "commits": 2, "rollbacks": 1}
+    others = [world.program("user1") for _ in range(3)]
+    for other in others:
+        other.execute("BEGIN")
+        other.execute("SET LOCAL lock_timeout = '30s'")
+        other.ok("push", "PUT", "Q", "x")
+    for other in others:
+        other.execute("COMMIT")
+    assert queue.counts()["puts"] == 8
+
+
+def test_counts_are_summed_and_stay_the_same(queue: Queue, world: World):
+    rows = "SELECT count(*) FROM psqlmessages_queuecount"
+    queue.push("a", "b", "c")
+    queue.pop()
+    # As if so many rows had been counted since.
+    world.execute("UPDATE messages._queues SET counted_id = -1000000")
+    with queue.pusher.connection.transaction():
+        queue.push("held")
+        queue.tend()
+    queue.tend()
+    assert world.owner.query(rows) <= 4
+    assert queue.counts() == {"puts": 4, "gets": 1}
+    # Also after their table was emptied.
+    world.execute("UPDATE messages._queues SET counted_id = 1000000000000")
+    world.execute(
+        "INSERT INTO psqlmessages_queuecount (queue_id, puts)"
+        " SELECT q.id, 1 FROM psqlmessages_queue AS q, generate_series(1, 2000)"
+    )
+    queue.tend()
+    assert world.owner.query(rows) == 1
+    assert queue.counts() == {"puts": 2004, "gets": 1}
+
+
+def test_all_but_reserving_is_durable_at_the_commit(queue: Queue):
+    queue.world.rules("user2 BOSS Queue Q RW 1", "user2 PUT Queue Q W 1")
+    calls: dict[str, tuple[Any, ...]] = {
+        "push": ("PUT", "Q", "b"), "pop": ("GET", "Q"), "commit": ("GET",),
+        "rollback": ("GET", None), "remove": ("BOSS", "Q"), "reserve": ("GET", "Q"),
+        "release": ("GET",),
+    }  # fmt: skip
+    queue.reader.execute("SET synchronous_commit = off")
+    found = {}
+    for function, arguments in calls.items():
+        id_ = queue.push("a")
+        last: tuple[Any, ...] = (id_,) if function == "remove" else ()
+        if function in ("commit", "rollback", "release"):
+            last = (queue.lease(),)
+        with queue.reader.connection.transaction():
+            queue.reader.ok(function, *arguments, *last)
+            found[function] = queue.reader.query("SHOW synchronous_commit")
+        assert queue.reader.query("SHOW synchronous_commit") == "off"
+    assert found == dict.fromkeys(calls, "on") | {"reserve": "off", "release": "off"}

@@ -17,7 +17,7 @@ from tests.reliability.counts import FILE_VARIABLE, FULL_VARIABLE, format_counts
 TESTS = (
     "tests/reliability", "tests/streams/test_exactly_once.py",
     "tests/exchanges/test_kill.py", "tests/exchanges/test_runner_processes.py",
-    "tests/queues/client/test_queue_held.py", "tests/web/test_cut_connections.py",
+    "tests/queues/client/test_queue_waiting.py", "tests/web/test_cut_connections.py",
     "tests/web/test_hostile_sockets.py", "tests/django/test_call.py",
     "tests/django/test_run_command.py", "tests/exchanges/test_runner_command.py",
     "tests/pipeline/test_session.py", "tests/pipeline/test_faults.py",

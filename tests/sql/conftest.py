@@ -1,4 +1,4 @@
-"""Fixtures of the SQL tests: programs as PostgreSQL roles see them, over plain connections."""
+"""Fixtures of the SQL tests: an empty database, and programs that use it by psycopg."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ LISTS = {
 # Those that return rows, and raise what the others answer.
 READS = {"subscribe", "pop", "reserve", "take", "renew", "read_stream", "peek"} | LISTS
 VARIADIC = {"commit", "rollback", "release", "renew", "unstage"}
-# Or somebody has analyzed a table of streams: nobody does where these are used, and plans differ.
+# Whether a body or message is left, or a table of streams was analyzed, which changes plans.
 KEPT = """
     SELECT sum(pg_relation_size(c.oid)) > 0
         OR bool_or(c.reltuples >= 0 AND i.inhparent = 'psqlmessages_streammessage'::regclass)
@@ -39,8 +39,8 @@ INSERT_RULE = """
     VALUES (%s, %s, %s, %s, %s, %s)
 """
 FENCE = count(1)
-# Whoever is late is waited for, on a machine that stands still now and then.
-PATIENCE_SECONDS = 60
+# Long, because a busy machine may be slow.
+WAIT_SECONDS = 60
 
 
 class Program:
@@ -124,7 +124,7 @@ class Program:
         if number is None:
             return self._until_fence()
         while len(self._waiting) < number:
-            arrived = list(self.connection.notifies(timeout=PATIENCE_SECONDS, stop_after=1))
+            arrived = list(self.connection.notifies(timeout=WAIT_SECONDS, stop_after=1))
             assert arrived, f"{len(self._waiting)} of {number} arrived: {self._waiting}"
             self._waiting.extend(arrived)
         taken, self._waiting = self._waiting[:number], self._waiting[number:]
@@ -136,7 +136,7 @@ class Program:
         self.connection.execute(f"NOTIFY {fence}")
         found: list[str] = []
         while True:
-            arrived = list(self.connection.notifies(timeout=PATIENCE_SECONDS, stop_after=1))
+            arrived = list(self.connection.notifies(timeout=WAIT_SECONDS, stop_after=1))
             assert arrived, "nothing arrives within an open transaction"
             self._waiting.extend(arrived)
             while self._waiting:
@@ -195,18 +195,18 @@ class World:
         self.begin()
 
     def begin(self) -> None:
-        """Empty everything: once more where a test has several scenes."""
+        """Empty the tables; a test with several cases calls it before each."""
         self.close()
         self.owner = self.program()
-        # A program of the test before may still be ending its nodes: in the order of its locks.
+        # A program of the test before may still end its nodes: take locks in the same order.
         self.owner.connection.execute(
             "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
         for name in "stream_last", "recheck", "unfinished", "batch":
             self.execute(f"DELETE FROM messages._{name}")
-        # Since the last test no clock jumped, however long that was ago, nor did ids jump far ahead
-        # (Spark looks through all ids from one message to the next), nor was it at many nodes.
+        # The time since the last test is no jump of the clock. Large ids would slow down Spark,
+        # which looks through all ids from one message to the next.
         self.owner.connection.execute(
             "DELETE FROM messages._clock_gap;"
             "UPDATE messages._stream SET tended_at = clock_timestamp();"
@@ -217,7 +217,7 @@ class World:
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):
             self.owner.connection.execute("TRUNCATE psqlmessages_body, psqlmessages_streammessage")
-        # What an earlier test granted or revoked is followed now, and moves no channel in this one.
+        # Apply earlier GRANTs and REVOKEs now, so that they change no channel within the test.
         self.owner.connection.execute("SELECT messages._maintain_sessions_and_rules()")
 
     def program(self, role: str | None = None, *, is_fresh: bool = False) -> Program:
@@ -240,7 +240,7 @@ class World:
         return program
 
     def close(self) -> None:
-        """Keep the connections for the next test, where they have a pool."""
+        """Close the connections, or give them back to the pool."""
         for program in self.programs:
             if self.server.pool is None or program.is_temporary:
                 program.close()
@@ -284,7 +284,7 @@ class World:
 
     def wait_for(self, condition: str, *arguments: Any) -> None:
         """Wait until a query of the superuser answers true, a minute at most."""
-        for _ in range(100 * PATIENCE_SECONDS):
+        for _ in range(100 * WAIT_SECONDS):
             if self.watcher.query(condition, *arguments):
                 return
             self.watcher.query("SELECT pg_sleep(0.01)")
@@ -292,9 +292,7 @@ class World:
 
     def kill(self, program: Program) -> None:
         self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)
-        self.wait_for(
-            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", program.pid
-        )
+        self.wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s", program.pid)
         program.close()
 
 

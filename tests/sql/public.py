@@ -1,4 +1,4 @@
-"""The public SQL functions, as the grants and the comments of the database tell them."""
+"""The public SQL functions, read from the grants and the comments of the database."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ WITHOUT_SESSION = {
     "push", "push_many", "pop", "reserve", "commit", "rollback", "release", "remove", "pause",
     "resume", "drain", "sizes", "queue_listen", "take", "deliver",
 }  # fmt: skip
-# Into this anybody may write, and nobody read.
+# Any role may insert into it, and none may read it.
 TABLES = {"staged"}
 FUNCTIONS = sorted(GRANTED - VIEWS - TABLES)
 READ = """

@@ -25,8 +25,17 @@ def counting(program: Program) -> Iterator[Reads]:
         found[name.removeprefix("psqlmessages_")] = counts
 
 
+def large_reads(
+    program: Program, tables: tuple[str, ...], most_rows: int, function: str, *arguments: object
+) -> Reads:
+    """Call a function; return the tables, by prefixes, of which it reads all or many rows."""
+    found = reads(program, function, *arguments).items()
+    of_tables = {name: counts for name, counts in found if name.startswith(tables)}
+    return {name: each for name, each in of_tables.items() if each[0] or each[1] > most_rows}
+
+
 def reads(program: Program, function: str, *arguments: object) -> Reads:
-    """Call a function, and take that back: scans and rows of each table."""
+    """Call a function and roll back; return the scans and rows of each table."""
     with program.connection.transaction(force_rollback=True), counting(program) as found:
         program.ok(function, *arguments)
     return found

@@ -1,4 +1,4 @@
-"""Acts at the same time, and waits for a state that another connection brings about."""
+"""Run functions at the same time, and wait until one of them waits for a lock."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,17 +6,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
-from tests.sql.conftest import PATIENCE_SECONDS, Program, World
+from tests.sql.conftest import WAIT_SECONDS, Program, World
 
 T = TypeVar("T")
 
 
 def together(*acts: Callable[[], T]) -> list[T]:
-    """Run each act in a thread of its own, all from the same moment on; their results."""
+    """Run each function in its own thread, all from the same moment; return the results."""
     start = threading.Barrier(len(acts))
 
     def run(act: Callable[[], T]) -> T:
-        start.wait(PATIENCE_SECONDS)
+        start.wait(WAIT_SECONDS)
         return act()
 
     with ThreadPoolExecutor(len(acts)) as threads:
@@ -25,12 +25,12 @@ def together(*acts: Callable[[], T]) -> list[T]:
 
 @contextmanager
 def in_background(act: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run an act beside the test; leaving the block waits for its end and raises what it raised."""
-    # No `with`: where the test fails, its connections must close first, for the act to end.
+    """Run a function in a thread; at the end of the block, wait for it and raise its error."""
+    # No `with`: if the test fails, its connections must close before the function can end.
     threads = ThreadPoolExecutor(1)
     future = threads.submit(act)
     yield future
-    future.result(timeout=PATIENCE_SECONDS)
+    future.result(timeout=WAIT_SECONDS)
     threads.shutdown()
 
 
@@ -40,7 +40,7 @@ def wait_until_blocked(world: World, program: Program) -> None:
 
 @contextmanager
 def blocked(world: World, program: Program, act: Callable[[], T]) -> Iterator[Future[T]]:
-    """Run an act of a program beside the test; the block begins when the act waits for a lock."""
+    """Run a function in a thread; the block begins when its program waits for a lock."""
     with in_background(act) as future:
         wait_until_blocked(world, program)
         yield future
@@ -48,7 +48,7 @@ def blocked(world: World, program: Program, act: Callable[[], T]) -> Iterator[Fu
 
 @contextmanager
 def begins_with(world: World, name: str, statement: str) -> Iterator[None]:
-    """Within, a function of ours begins with a statement of the test."""
+    """Within the block, a function of the schema begins with this statement."""
     original = world.owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")
     world.execute(original.replace("BEGIN", f"BEGIN {statement}", 1))
     try:

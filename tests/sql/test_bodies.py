@@ -188,25 +188,13 @@ PUT = """
     INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body) SELECT
         messages._body_slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
     FROM (VALUES (1)) AS one LEFT JOIN psqlmessages_topic AS t ON t.name = 'T'
-    RETURNING format(
-        '{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', '')
-    )
+    RETURNING format('{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', ''))
 """
 
 
 def put(world: World, turn: int, interval: str) -> str:
     """Keep a body in the table of a turn, expiring after that time; a payload to fetch it with."""
     return world.owner.query(PUT, CLASS, turn, interval)
-
-
-def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: Pair):
-    for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
-        put(world, 0, "1 hour")
-        put(world, 1, "-1 hour")
-        put(world, 2, "1 hour")
-        pair[1].ok(*call)
-        assert world.owner.query(COUNT) == 2, "those of this period and of the last one stay"
-        world.execute("TRUNCATE psqlmessages_body")
 
 
 def test_an_open_reader_delays_removal_and_blocks_no_call(world: World, pair: Pair):
@@ -262,9 +250,7 @@ def clock(world: World) -> Iterator[Program]:
 
 
 def at(clock: Program, moment: float) -> None:
-    clock.execute(
-        "SELECT set_config('test.clock', to_timestamp(%s::numeric)::text, true)", [moment]
-    )
+    clock.query("SELECT set_config('test.clock', to_timestamp(%s::numeric)::text, true)", moment)
 
 
 PERIODS = [10, 100, 1000, 10_000, 100_000, 1_000_000]

@@ -100,7 +100,7 @@ def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple
     with nodes[0].connection.transaction():
         nodes[0].ok(*call)
         if "send" in call[0]:
-            # Nor does a send hold up the saving of rules.
+            # A send does not block the saving of rules either.
             world.rules("user3 NEW Topic T R 5")
         returned.ok("init", "VICTIM")
         returned.ok("topic_listen", "T")

@@ -73,31 +73,6 @@ def test_a_killed_node_can_return_by_any_role(world: World, nodes: Nodes, role: 
     assert "Already" not in returned.ok("topic_listen", "MYTOPIC")
 
 
-def test_each_node_of_a_killed_session_is_reported_by_its_own_rules(world: World):
-    world.rules(
-        "user1 ONE Topic RED R 10", "user1 TWO Topic RED R 10", "user1 TWO Topic BLUE R 10",
-        "user1 SKY Topic BLUE R 10", "user1 ZERO Rpc ASKED W 10",
-        "user2 OFRED Topic RED R 10", "user2 OFBLUE Topic BLUE R 10", "user2 ASKED Rpc NOBODY W 10",
-    )  # fmt: skip
-    others = {ident: world.node("user2", ident) for ident in ("OFRED", "OFBLUE", "ASKED")}
-    many = world.node("user1", "ONE", "TWO", "SKY", "ZERO")
-    many.each(["ONE", "TWO"], "topic_listen", "RED")
-    many.ok("topic_listen", "BLUE")
-    world.forget()
-    world.kill(many)
-    others["OFRED"].ok("evaluate")
-    assert {ident: other.events() for ident, other in others.items()} == {
-        "OFRED": [
-            "topic_unlisten ONE RED", "crash ONE",
-            "topic_unlisten TWO RED", "topic_none_listen RED", "crash TWO",
-        ],
-        "OFBLUE": [
-            "crash SKY", "topic_unlisten TWO BLUE", "topic_none_listen BLUE", "crash TWO",
-        ],
-        "ASKED": ["crash ZERO"],
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("end", ["DISCARD ALL", "SELECT pg_advisory_unlock_all()"])
 def test_discard_all_and_unlock_all_are_crashes_that_init_repairs(nodes: Nodes, end: str):
     node = nodes["NODE2"]

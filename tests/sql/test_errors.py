@@ -215,9 +215,7 @@ CASES = [
         if name not in AS_NODE
     ),
     *wrong(51, ["topic_send", "rpc", "topic_send_as", "publish", "push"], "body", BIG, **TOO_BIG),
-    *wrong(
-        51, ["topic_send_many", "publish_many", "push_many"], "body", ["small", BIG], **TOO_BIG
-    ),
+    *wrong(51, ["topic_send_many", "publish_many", "push_many"], "body", ["small", BIG], **TOO_BIG),
     *wrong(51, [*SENDS, *PUBLISHES], "body", "ü" * 4097, size=8194, max=8192),
     *wrong(
         52, ["get_data"], 0, "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}',
@@ -299,7 +297,7 @@ def gathered(case: Case) -> Case:
 CASES += [gathered(case) for case in CASES if case.function in {"rpc", "return"}]
 
 
-class Scene(NamedTuple):
+class ErrorNodes(NamedTuple):
     """A world where each error is one call away."""
 
     world: World
@@ -309,13 +307,13 @@ class Scene(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def scene(server: TestedServer) -> Iterator[Scene]:
+def nodes(server: TestedServer) -> Iterator[ErrorNodes]:
     world = World(server)
     world.rules(*RULES)
     me = world.node("user1", "ME", notify="BOTH QUIET")
     other = world.node("user2", "OTHER", listen="BOTH WRITE")
     world.execute("UPDATE messages._settings SET max_body_bytes = 8192")
-    yield Scene(world, me, other, world.program("user1"))
+    yield ErrorNodes(world, me, other, world.program("user1"))
     world.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
     world.close()
 
@@ -328,9 +326,9 @@ def state(world: World) -> list[Any]:
     return found + [world.owner.query(f"SELECT count(*) FROM {table}") for table in counted]
 
 
-def fault(scene: Scene, case: Case) -> str | None:
+def fault(nodes: ErrorNodes, case: Case) -> str | None:
     """Make the call of a case; what is wrong with its answer and its warning."""
-    program = getattr(scene, case.caller)
+    program = getattr(nodes, case.caller)
     program.warnings.clear()
     answer = program.call(case.function, *case.arguments)
     found = answer["Answers"][0] if "Answers" in answer else answer, program.warnings
@@ -339,81 +337,81 @@ def fault(scene: Scene, case: Case) -> str | None:
     return None if found == expected else f"{case!r}: {found}, not {expected}"
 
 
-def test_a_refused_call_answers_with_number_text_and_warning(scene: Scene):
+def test_a_refused_call_answers_with_number_text_and_warning(nodes: ErrorNodes):
     # Another test may have killed an asker, which any call would find.
-    scene.me.ok("evaluate")
-    before = state(scene.world)
-    told = scene.me, scene.other
+    nodes.me.ok("evaluate")
+    before = state(nodes.world)
+    told = nodes.me, nodes.other
     for program in told:
         program.payloads()
     wrong = []
     for function, cases in groupby(sorted(CASES, key=FUNCTION), FUNCTION):
-        wrong += [wrong for case in cases if (wrong := fault(scene, case))]
-        if state(scene.world) != before or [p for p in told if p.payloads()]:
+        wrong += [wrong for case in cases if (wrong := fault(nodes, case))]
+        if state(nodes.world) != before or [p for p in told if p.payloads()]:
             wrong.append(f"refused calls of {function} changed something")
-            before = state(scene.world)
+            before = state(nodes.world)
     assert not wrong
     assert len(CASES) > 600
 
 
-def ask(scene: Scene) -> tuple[Program, str, str]:
+def ask(nodes: ErrorNodes) -> tuple[Program, str, str]:
     """A new node that has just asked OTHER; its name and its token."""
-    asker = scene.world.node("user3", f"ASKER{len(scene.world.programs)}")
-    scene.other.payloads()
+    asker = nodes.world.node("user3", f"ASKER{len(nodes.world.programs)}")
+    nodes.other.payloads()
     asker.ok("rpc", "OTHER", "TOKEN", "question")
-    [question] = scene.other.headers(1)
+    [question] = nodes.other.headers(1)
     asker.payloads()
     return asker, question["From"], question["Token"]
 
 
-def prepared(scene: Scene) -> Iterator[Case]:
+def prepared(nodes: ErrorNodes) -> Iterator[Case]:
     """Bring about what a case needs, and give the case."""
-    who = {"ident": "ME", "pid": scene.me.pid}
+    who = {"ident": "ME", "pid": nodes.me.pid}
     yield Case(7, "init", ("ME",), who | {"role": "user1"}, caller="other")
     yield Case(8, "init", ("ME",), who, caller="nobody")
-    scene.other.payloads()
-    scene.me.ok("topic_send", "BOTH", "x" * 8100)
-    yield Case(11, "get_data", tuple(scene.other.payloads(1)), {"topic": "BOTH"})
+    nodes.other.payloads()
+    nodes.me.ok("topic_send", "BOTH", "x" * 8100)
+    yield Case(11, "get_data", tuple(nodes.other.payloads(1)), {"topic": "BOTH"})
     for body in "answer", BIG:
-        asker, ident, token = ask(scene)
-        scene.world.kill(asker)
+        asker, ident, token = ask(nodes)
+        nodes.world.kill(asker)
         yield Case(17, "return", (ident, token, body), {"ident": ident}, caller="other")
-    _, *asked = ask(scene)
+    _, *asked = ask(nodes)
     for function in ANSWERS:
         yield Case(51, function, (*asked, BIG), TOO_BIG, caller="other")
     for enc in ENCS:
         yield Case(55, "return", (*asked, "answer", enc), {"enc": enc}, caller="other")
-    scene.me.ok("publish_staged", "ME", "BOTH", "imports", 5, [], 0)
+    nodes.me.ok("publish_staged", "ME", "BOTH", "imports", 5, [], 0)
     told = {"batch": 4, "query": "imports", "last": 5}
-    scene.me.ok("push", "ME", "QBOTH", "body")
+    nodes.me.ok("push", "ME", "QBOTH", "body")
     yield Case(66, "remove_queue", ("ME", "QBOTH"), {"queue": "QBOTH"})
     yield Case(65, "publish_staged", ("ME", "BOTH", "imports", 4, [], 0), told)
 
 
-def test_a_call_refused_for_the_state_of_things_answers_so_too(scene: Scene):
+def test_a_call_refused_for_the_state_of_things_answers_so_too(nodes: ErrorNodes):
     provoked, wrong = {case.number for case in CASES}, []
-    for case in prepared(scene):
+    for case in prepared(nodes):
         provoked.add(case.number)
         # After 17 housekeeping removes the node, and the next call answers 20.
         is_twice = case.function == "return" and case.number != 17
         both = (case, gathered(case)) if is_twice else (case,)
-        wrong += [found for each in both if (found := fault(scene, each))]
+        wrong += [found for each in both if (found := fault(nodes, each))]
     assert not wrong
     # 6 is a warning, 56 travels in a header, and the rest are the relay's.
     assert provoked | {6, 56, 57, 59} == set(TEXTS)
 
 
-def test_init_a_second_time_is_a_success_with_a_warning(scene: Scene):
-    scene.me.warnings.clear()
-    answer = scene.me.ok("init", "ME")
+def test_init_a_second_time_is_a_success_with_a_warning(nodes: ErrorNodes):
+    nodes.me.warnings.clear()
+    answer = nodes.me.ok("init", "ME")
     assert answer["Already"] == 1
-    assert answer["Channel"].startswith(f"user1_{scene.me.pid}")
-    assert scene.me.warnings == ["WARNING: Messages err:6 Client ME exists with same pid"]
+    assert answer["Channel"].startswith(f"user1_{nodes.me.pid}")
+    assert nodes.me.warnings == ["WARNING: Messages err:6 Client ME exists with same pid"]
 
 
-def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(scene: Scene):
-    asker, *asked = ask(scene)
-    scene.other.ok("return_error", *asked, "no such order")
+def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(nodes: ErrorNodes):
+    asker, *asked = ask(nodes)
+    nodes.other.ok("return_error", *asked, "no such order")
     [header] = asker.headers()
     assert (header["Err"], header["Errstr"], header["Body"]) == ("56", TEXTS[56], "no such order")
 
@@ -464,36 +462,36 @@ def different(case: Case, right: tuple[Any, ...]) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def test_of_two_errors_the_first_in_order_is_answered(scene: Scene):
+def test_of_two_errors_the_first_in_order_is_answered(nodes: ErrorNodes):
     wrong, cases = [], [*doubly_wrong()]
     for one, other, case in cases:
-        found = getattr(scene, case.caller).error(case.function, *case.arguments)[0]
+        found = getattr(nodes, case.caller).error(case.function, *case.arguments)[0]
         if found != case.number:
             wrong.append(f"{one} and {other} of {case!r}: {found}")
     assert not wrong
     assert len(cases) > 400
 
 
-def test_a_role_without_a_rule_can_act_as_no_node(scene: Scene):
-    hostile = scene.world.program("hostile")
+def test_a_role_without_a_rule_can_act_as_no_node(nodes: ErrorNodes):
+    hostile = nodes.world.program("hostile")
     expected = {
         **dict.fromkeys(WITH_TOPIC, 50), **dict.fromkeys((*AS_NODE, *WITH_QUEUE), 2),
         "init": 5, "connect_stream": 5, "use": 50, "rpc": 50,
     }  # fmt: skip
     assert {name: hostile.error(name, *RIGHT[name])[0] for name in expected} == expected
     # Nor ends the node of another.
-    assert [p.ok("deinit", "ME")["Already"] for p in (hostile, scene.other)] == [1, 1]
-    assert scene.other.error("topic_send_as", "ME", "WRITE", "x")[0] == 2
-    scene.me.ok("topic_send", "BOTH", "x")
+    assert [p.ok("deinit", "ME")["Already"] for p in (hostile, nodes.other)] == [1, 1]
+    assert nodes.other.error("topic_send_as", "ME", "WRITE", "x")[0] == 2
+    nodes.me.ok("topic_send", "BOTH", "x")
 
 
-def test_a_name_of_100_characters_and_a_token_of_1000_bytes_are_not_too_long(scene: Scene):
-    assert scene.me.error("topic_listen", "ü" * 100)[0] == 9
-    assert scene.me.error("init", "ü" * 100)[0] == 5
-    scene.me.ok("rpc", "OTHER", "ü" * 500, "body")
-    scene.me.ok("topic_send", "BOTH", "body", "ü" * 500)
+def test_a_name_of_100_characters_and_a_token_of_1000_bytes_are_not_too_long(nodes: ErrorNodes):
+    assert nodes.me.error("topic_listen", "ü" * 100)[0] == 9
+    assert nodes.me.error("init", "ü" * 100)[0] == 5
+    nodes.me.ok("rpc", "OTHER", "ü" * 500, "body")
+    nodes.me.ok("topic_send", "BOTH", "body", "ü" * 500)
 
 
-def test_a_body_of_exactly_the_maximum_is_sent(scene: Scene):
+def test_a_body_of_exactly_the_maximum_is_sent(nodes: ErrorNodes):
     for case in wrong(0, [*SENDS, *PUBLISHES, "rpc"], "body", "x" * 8192, "ü" * 4096):
-        scene.me.ok(case.function, *case.arguments)
+        nodes.me.ok(case.function, *case.arguments)

@@ -18,7 +18,7 @@ WITH_TOPIC = ["MEMBER1", "PATTERN", "SECOND", "SHARER", "WATCHER"]
 RELATED = sorted([*WITH_TOPIC, "CALLEE", "CALLER", "PREFIX"])
 
 
-class Stage(NamedTuple):
+class EventNodes(NamedTuple):
     """SUBJECT's connection, and everybody else, each on a connection of its own."""
 
     world: World
@@ -32,15 +32,15 @@ class Stage(NamedTuple):
 
 
 @pytest.fixture
-def stage(world: World) -> Stage:
+def nodes(world: World) -> EventNodes:
     """All nodes but SUBJECT are registered."""
     world.rules(*RULES)
     roles = {"SECOND": "user1", "MEMBER1": "user3", "STRANGER": "user3"}
     idents = [*roles, "SHARER", "PATTERN", "WATCHER", "CALLEE", "CALLER", "PREFIX"]
     others = {ident: world.node(roles.get(ident, "user2"), ident) for ident in idents}
-    stage = Stage(world, world.program("user1"), others)
+    nodes = EventNodes(world, world.program("user1"), others)
     world.forget()
-    return stage
+    return nodes
 
 
 def told(idents: list[str], *events: str) -> dict[str, list[str]]:
@@ -55,40 +55,40 @@ END_OF_ALL = [
 
 
 @pytest.fixture
-def active(stage: Stage) -> Stage:
+def active(nodes: EventNodes) -> EventNodes:
     """SUBJECT is registered, sends and listens to SHARED, the only one to do so."""
-    stage.subject.ok("init", "SUBJECT")
+    nodes.subject.ok("init", "SUBJECT")
     for kind in KINDS:
-        stage.subject.ok(f"topic_{kind}", "SHARED")
-    stage.world.forget()
-    return stage
+        nodes.subject.ok(f"topic_{kind}", "SHARED")
+    nodes.world.forget()
+    return nodes
 
 
-def test_nodes_with_a_shared_topic_or_rpc_rule_see_each_other_connect_and_leave(stage: Stage):
-    subject, second = stage.subject, stage.others["SECOND"]
+def test_nodes_with_a_shared_topic_or_rpc_rule_see_each_other_connect_and_leave(nodes: EventNodes):
+    subject, second = nodes.subject, nodes.others["SECOND"]
     channel = subject.ok("init", "SUBJECT")["Channel"]
-    assert stage.heard() == told(RELATED, "connect SUBJECT")
+    assert nodes.heard() == told(RELATED, "connect SUBJECT")
     for kind in KINDS:
         subject.ok(f"topic_{kind}", "SHARED")
-        assert stage.heard() == told(WITH_TOPIC, f"topic_{kind} SUBJECT SHARED")
+        assert nodes.heard() == told(WITH_TOPIC, f"topic_{kind} SUBJECT SHARED")
         second.ok(f"topic_{kind}", "SHARED")
-        stage.world.forget()
+        nodes.world.forget()
         subject.ok(f"topic_un{kind}", "SHARED")
-        assert stage.heard() == told(WITH_TOPIC, f"topic_un{kind} SUBJECT SHARED")
+        assert nodes.heard() == told(WITH_TOPIC, f"topic_un{kind} SUBJECT SHARED")
         assert subject.events() == []
         second.ok(f"topic_un{kind}", "SHARED")
-        stage.world.forget()
+        nodes.world.forget()
     for kind in KINDS:
         subject.ok(f"topic_{kind}", "SHARED")
-        stage.world.forget()
+        nodes.world.forget()
         subject.ok(f"topic_un{kind}", "SHARED")
         events = (f"topic_un{kind} SUBJECT SHARED", f"topic_none_{kind} SHARED")
-        assert stage.heard() == told(WITH_TOPIC, *events)
+        assert nodes.heard() == told(WITH_TOPIC, *events)
         assert subject.events() == [events[1]], "it hears itself of what nobody does any more"
-    spy = stage.world.program()
+    spy = nodes.world.program()
     spy.execute(f"LISTEN {channel}")
     subject.ok("deinit", "SUBJECT")
-    assert stage.heard() == told(RELATED, "disconnect SUBJECT")
+    assert nodes.heard() == told(RELATED, "disconnect SUBJECT")
     assert spy.events() == []
 
 
@@ -123,7 +123,7 @@ def test_a_node_hears_of_another_where_their_rules_meet(world: World):
     assert not wrong
 
 
-def test_a_change_without_effect_sends_no_event(active: Stage):
+def test_a_change_without_effect_sends_no_event(active: EventNodes):
     active.world.rules("user1 ALL* Topic SHARED RW 10", "team ALL* Topic SHARED O 10")
     fresh = active.world.node("user3", "ALL2"), active.world.node("user1", "ALL1")
     active.world.forget()
@@ -144,21 +144,21 @@ def test_a_change_without_effect_sends_no_event(active: Stage):
     assert {header["Type"] for header in active.subject.headers()} == {"Topic"}
 
 
-def test_events_for_topics_come_before_the_event_for_the_node(active: Stage):
+def test_events_for_topics_come_before_the_event_for_the_node(active: EventNodes):
     active.subject.ok("deinit", "SUBJECT")
     assert active.others["SHARER"].events() == [*END_OF_ALL, "disconnect SUBJECT"]
 
 
-def test_a_crash_is_reported_once_and_never_to_an_ended_node(stage: Stage):
-    world, subject, topics = stage.world, stage.subject, [f"SHARED{number}" for number in range(5)]
+def test_a_crash_is_reported_once_and_never_to_an_ended_node(nodes: EventNodes):
+    world, subject, topics = nodes.world, nodes.subject, [f"SHARED{number}" for number in range(5)]
     world.rules("user1 SUBJECT Topic SHARED* RW 10", "user2 SHARER Topic SHARED* RW 10")
     subject.ok("init", "SUBJECT")
     for topic in reversed(topics):
         subject.ok("topic_listen", topic)
-    stage.others["SHARER"].ok("topic_listen", "SHARED3")
+    nodes.others["SHARER"].ok("topic_listen", "SHARED3")
     world.forget()
     world.kill(subject)
-    answers = [program.ok("evaluate")["Events"] for program in stage.others.values()]
+    answers = [program.ok("evaluate")["Events"] for program in nodes.others.values()]
     assert answers == [10, *[0] * 8]
     ends = [
         event
@@ -166,28 +166,28 @@ def test_a_crash_is_reported_once_and_never_to_an_ended_node(stage: Stage):
         for event in (f"topic_unlisten SUBJECT {topic}", f"topic_none_listen {topic}")
         if event != "topic_none_listen SHARED3"
     ]
-    heard = stage.heard()
+    heard = nodes.heard()
     assert heard["SHARER"] == [*ends, "crash SUBJECT"]
     assert sorted(heard) == RELATED
     assert heard["CALLEE"] == ["crash SUBJECT"]
 
 
-def test_an_event_has_its_fields_and_an_id_of_its_own(stage: Stage):
+def test_an_event_has_its_fields_and_an_id_of_its_own(nodes: EventNodes):
     acts = [f"topic_{act}" for act in ("notify", "listen", "unlisten", "unnotify")]
     for function in "init", *acts, "deinit":
-        stage.subject.ok(function, "SHARED" if function in acts else "SUBJECT")
-    headers = stage.others["SHARER"].headers()
+        nodes.subject.ok(function, "SHARED" if function in acts else "SUBJECT")
+    headers = nodes.others["SHARER"].headers()
     named = {header["Evt"]: set(header) - {"Type", "Evt", "Id"} for header in headers}
     assert named == {
         "connect": {"Ident"}, "disconnect": {"Ident"}, **{act: {"Ident", "Topic"} for act in acts},
         "topic_none_listen": {"Topic"}, "topic_none_notify": {"Topic"},
     }  # fmt: skip
     assert {header["Type"] for header in headers} == {"Sys"}
-    gateway = stage.world.node("user3", "MEMBER2", "MEMBER3", "MEMBER4")
-    stage.world.forget()
-    with stage.subject.connection.transaction():
+    gateway = nodes.world.node("user3", "MEMBER2", "MEMBER3", "MEMBER4")
+    nodes.world.forget()
+    with nodes.subject.connection.transaction():
         for function in ("init", "deinit", "init"):
-            stage.subject.ok(function, "SUBJECT")
+            nodes.subject.ok(function, "SUBJECT")
     headers = gateway.headers()
     assert [header["Evt"] for header in headers] == ["connect", "disconnect", "connect"]
     assert len({header["Id"] for header in headers}) == 3

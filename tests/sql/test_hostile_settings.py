@@ -81,16 +81,6 @@ def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, set
         program.ok("evaluate")
 
 
-def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair):
-    channel = got(nodes[0], "channel")
-    for setting in SETTINGS:
-        for junk in JUNK:
-            put(nodes[0], setting, junk)
-            answer = nodes[0].ok("init", "NODE1")
-            assert (answer["Channel"], answer["Already"]) == (channel, 1), (setting, junk)
-            nodes[0].ok("topic_send", "MYTOPIC", "x")
-
-
 @pytest.mark.parametrize("role", ["hostile", "user1", "user2"])
 @pytest.mark.parametrize("has_node", [False, True])
 def test_copied_settings_make_no_node(world: World, nodes: Pair, role: str, has_node: bool):

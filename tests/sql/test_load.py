@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from time import monotonic
 
@@ -111,15 +112,6 @@ def administrator(world: World, seed: int) -> Callable[[], None]:
     return step
 
 
-def for_some_seconds(step: Callable[[], None], is_enough: Callable[[], bool]) -> None:
-    """Repeat a step until the time is over and there was enough."""
-    begun = monotonic()
-    while (seconds := monotonic() - begun) < SECONDS or (
-        seconds < MOST_SECONDS and not is_enough()
-    ):
-        step()
-
-
 @pytest.mark.timeout(300)
 def test_eight_threads_neither_deadlock_nor_leave_a_wrong_state(world: World):
     for ident in IDENTS:
@@ -128,9 +120,15 @@ def test_eight_threads_neither_deadlock_nor_leave_a_wrong_state(world: World):
     answers: Counter[str] = Counter()
     threads = [caller(world, number, answers) for number in range(6)]
     threads += [administrator(world, seed) for seed in (6, 7)]
-    together(
-        *(lambda s=step: for_some_seconds(s, lambda: set(answers) >= EXPECTED) for step in threads)
-    )
+    begun = monotonic()
+
+    def run(step: Callable[[], None]) -> None:
+        while (seconds := monotonic() - begun) < SECONDS or (
+            seconds < MOST_SECONDS and not set(answers) >= EXPECTED
+        ):
+            step()
+
+    together(*(partial(run, step) for step in threads))
     world.owner.ok("evaluate")
     assert set(answers) >= EXPECTED, f"too little happened: {answers}"
     # Who registers and subscribes at the same moment is woken from the next reading on.

@@ -89,18 +89,15 @@ class Fuzzer:
         self.reached: Counter[str] = Counter()
 
     def step(self) -> None:
-        function = self.chosen()
+        if not self._ahead:
+            self._ahead = self.dice.sample(self.functions, len(self.functions))
+        function = self._ahead.pop()
         arguments = [self.argument(*parameter) for parameter in function.parameters.items()]
         number = self.program.call(function.name, *arguments)["Err"]
         assert number == "0" or number in function.errors, (function.name, arguments, number)
         self.reached[function.name] += number == "0"
         if self.dice.random() < 0.02:
             self.received = [*self.received, *self.program.payloads()][-50:]
-
-    def chosen(self) -> Function:
-        if not self._ahead:
-            self._ahead = self.dice.sample(self.functions, len(self.functions))
-        return self._ahead.pop()
 
     def argument(self, name: str, kind: str) -> Any:
         if kind.endswith("[]"):

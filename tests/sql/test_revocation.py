@@ -29,7 +29,7 @@ RULES = (
 CONNECTIONS = 20
 
 
-class Scene:
+class RevocationNodes:
     """BAD, whose rules go; SENDER and HEARER, which keep theirs; and HELPERs of another role."""
 
     def __init__(self, world: World) -> None:
@@ -51,21 +51,15 @@ class Scene:
             program.ok(*call)
 
 
-Trick = Callable[[Scene], Iterator[None]]
-TRICKS: dict[str, Trick] = {}
+Attack = Callable[[RevocationNodes], Iterator[None]]
 
 
-def trick(name: str) -> Callable[[Trick], Trick]:
-    """Add a trick: what it does before the save, and after a first message was sent."""
-    return lambda act: TRICKS.setdefault(name, act)
+def sitting(who: str, *calls: str, end: str = "ROLLBACK") -> Attack:
+    """Make the attack of a program that calls, and leaves its transaction open for the save."""
 
-
-def sitting(who: str, *calls: str, end: str = "ROLLBACK") -> Trick:
-    """Make the trick of a program that calls, and leaves its transaction open for the save."""
-
-    def act(scene: Scene) -> Iterator[None]:
-        program = getattr(scene, who)
-        scene.sit(program, *(call.split() for call in calls))
+    def act(nodes: RevocationNodes) -> Iterator[None]:
+        program = getattr(nodes, who)
+        nodes.sit(program, *(call.split() for call in calls))
         yield
         with suppress(psycopg.errors.IntegrityError):
             program.execute(end)
@@ -73,7 +67,67 @@ def sitting(who: str, *calls: str, end: str = "ROLLBACK") -> Trick:
     return act
 
 
-TRICKS |= {
+def turns(nodes: RevocationNodes) -> Iterator[None]:
+    """One is always in a transaction that holds the topic."""
+    both = [nodes.world.node("user3", f"HELPER{number}") for number in (1, 2)]
+    nodes.sit(both[0], ("topic_listen", "T"))
+    stop = Event()
+
+    def alternate() -> None:
+        for last, later in cycle((both, both[::-1])):
+            later.execute("BEGIN")
+            later.ok("topic_status", "T")
+            with blocked(nodes.world, later, lambda node=later: node.ok("topic_notify", "T")):
+                last.execute("ROLLBACK")
+            if stop.wait(0.05):
+                later.execute("ROLLBACK")
+                return
+
+    with in_background(alternate):
+        yield
+        stop.set()
+
+
+def twenty(nodes: RevocationNodes) -> Iterator[None]:
+    """Each has registered a node, and made a topic."""
+    programs = [nodes.world.program("user3") for _ in range(CONNECTIONS)]
+    for number, program in enumerate(programs):
+        nodes.sit(program, ("init", f"HELPER{number}"), ("topic_listen", f"T{number}"))
+    yield
+    for program in programs:
+        program.execute("COMMIT")
+
+
+def savepoint(nodes: RevocationNodes) -> Iterator[None]:
+    """What is not there for the save is there again after it."""
+    nodes.bad.execute("BEGIN; SAVEPOINT before")
+    nodes.bad.ok("topic_unnotify", "T")
+    nodes.bad.ok("topic_unlisten", "T")
+    yield
+    nodes.bad.execute("ROLLBACK TO before")
+    nodes.bad.call("topic_send", "T", "from BAD")
+    nodes.bad.execute("COMMIT")
+
+
+def snapshot(nodes: RevocationNodes) -> Iterator[None]:
+    """Its snapshot still has its rules."""
+    nodes.bad.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    nodes.bad.ok("topic_status", "T")
+    yield
+    with suppress(psycopg.errors.SerializationFailure):
+        nodes.bad.call("topic_listen", "OTHER")
+    nodes.bad.execute("ROLLBACK")
+
+
+def prepared(nodes: RevocationNodes) -> Iterator[None]:
+    """It holds the topic without any session."""
+    nodes.sit(nodes.helper, ("subscribe", "HELPER", "T"))
+    nodes.helper.execute("PREPARE TRANSACTION 'held'")
+    yield
+    nodes.helper.execute("ROLLBACK PREPARED 'held'")
+
+
+ATTACKS: dict[str, Attack] = {
     "it sits after joining another topic": sitting("bad", "topic_listen OTHER"),
     "it sits after leaving the topic": sitting("bad", "topic_unlisten T"),
     "it sits after deregistering": sitting("bad", "deinit BAD"),
@@ -88,76 +142,12 @@ TRICKS |= {
         "bad", "deinit BAD", "init BAD", "topic_listen T", "topic_notify T", "topic_observe *",
         end="COMMIT",
     ),
+    "two connections take turns": turns,
+    "twenty connections sit in transactions": twenty,
+    "it locks its own membership, and takes that back": savepoint,
+    "it joins with an older snapshot": snapshot,
+    "a transaction is prepared": prepared,
 }  # fmt: skip
-
-
-@trick("two connections take turns")
-def turns(scene: Scene) -> Iterator[None]:
-    """One is always in a transaction that holds the topic."""
-    both = [scene.world.node("user3", f"HELPER{number}") for number in (1, 2)]
-    scene.sit(both[0], ("topic_listen", "T"))
-    stop = Event()
-
-    def alternate() -> None:
-        for last, following in cycle((both, both[::-1])):
-            following.execute("BEGIN")
-            following.ok("topic_status", "T")
-            with blocked(
-                scene.world, following, lambda node=following: node.ok("topic_notify", "T")
-            ):
-                last.execute("ROLLBACK")
-            if stop.wait(0.05):
-                following.execute("ROLLBACK")
-                return
-
-    with in_background(alternate):
-        yield
-        stop.set()
-
-
-@trick("twenty connections sit in transactions")
-def twenty(scene: Scene) -> Iterator[None]:
-    """Each has registered a node, and made a topic."""
-    programs = [scene.world.program("user3") for _ in range(CONNECTIONS)]
-    for number, program in enumerate(programs):
-        scene.sit(program, ("init", f"HELPER{number}"), ("topic_listen", f"T{number}"))
-    yield
-    for program in programs:
-        program.execute("COMMIT")
-
-
-@trick("it locks its own membership, and takes that back")
-def savepoint(scene: Scene) -> Iterator[None]:
-    """What is not there for the save is there again after it."""
-    scene.bad.execute("BEGIN; SAVEPOINT before")
-    scene.bad.ok("topic_unnotify", "T")
-    scene.bad.ok("topic_unlisten", "T")
-    yield
-    scene.bad.execute("ROLLBACK TO before")
-    scene.bad.call("topic_send", "T", "from BAD")
-    scene.bad.execute("COMMIT")
-
-
-@trick("it joins with an older snapshot")
-def snapshot(scene: Scene) -> Iterator[None]:
-    """Its snapshot still has its rules."""
-    scene.bad.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    scene.bad.ok("topic_status", "T")
-    yield
-    with suppress(psycopg.errors.SerializationFailure):
-        scene.bad.call("topic_listen", "OTHER")
-    scene.bad.execute("ROLLBACK")
-
-
-@trick("a transaction is prepared")
-def prepared(scene: Scene) -> Iterator[None]:
-    """It holds the topic without any session."""
-    scene.sit(scene.helper, ("subscribe", "HELPER", "T"))
-    scene.helper.execute("PREPARE TRANSACTION 'held'")
-    yield
-    scene.helper.execute("ROLLBACK PREPARED 'held'")
-
-
 INSERT = "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
 # The first one in full size only: each waits for a moment.
 SAVES = (
@@ -167,23 +157,23 @@ SAVES = (
 )
 
 
-@pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
-def test_a_revoked_right_ends_despite_open_transactions(world: World, trick: Trick):
-    scene = Scene(world)
-    with contextmanager(trick)(scene):
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_a_revoked_right_ends_despite_open_transactions(world: World, attack: Attack):
+    nodes = RevocationNodes(world)
+    with contextmanager(attack)(nodes):
         for save in SAVES[-size(2, 3) :]:
             began = monotonic()
             world.execute(save)
             assert monotonic() - began < MOST_SECONDS, save
-        scene.sender.ok("topic_send", "T", "secret")
-        scene.sender.ok("publish", "SENDER", "T", "secret")
+        nodes.sender.ok("topic_send", "T", "secret")
+        nodes.sender.ok("publish", "SENDER", "T", "secret")
     for _ in range(EVALUATIONS):
-        scene.sender.ok("evaluate")
-    scene.sender.ok("topic_send", "T", "secret")
-    scene.sender.call("rpc", "BAD", "TOKEN2", "secret")
-    assert use(scene.bad, scene.question) == []
-    assert not [payload for payload in scene.bad.payloads() if "secret" in payload]
-    heard = [parsed["Body"] for parsed in scene.hearer.headers() if parsed["Type"] == "Topic"]
+        nodes.sender.ok("evaluate")
+    nodes.sender.ok("topic_send", "T", "secret")
+    nodes.sender.call("rpc", "BAD", "TOKEN2", "secret")
+    assert use(nodes.bad, nodes.question) == []
+    assert not [payload for payload in nodes.bad.payloads() if "secret" in payload]
+    heard = [parsed["Body"] for parsed in nodes.hearer.headers() if parsed["Type"] == "Topic"]
     assert heard == ["secret"] * 3
     assert world.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'BAD'") == 0
     left = "SELECT (SELECT count(*) FROM messages._{}) + (SELECT count(*) FROM messages._{})"

@@ -21,7 +21,7 @@ RULES = [
 ]  # fmt: skip
 
 
-class Cast:
+class RpcNodes:
     """ASKER asks; CALLEE, SECOND and OTHER may answer; BESIDE is another node of ASKER's role."""
 
     def __init__(self, world: World) -> None:
@@ -55,13 +55,13 @@ class Cast:
 
 
 @pytest.fixture(params=[False, True], ids=["single", "many"])
-def cast(world: World, request) -> Cast:
-    """The cast; with "many" they call rpc_many and return_many for one element."""
-    cast = Cast(world)
+def nodes(world: World, request) -> RpcNodes:
+    """The nodes; with "many" they call rpc_many and return_many for one element."""
+    nodes = RpcNodes(world)
     if request.param:
         for program in world.programs:
             vars(program)["call"] = partial(call_many, program)
-    return cast
+    return nodes
 
 
 def call_many(program: Program, function: str, *arguments: Any) -> dict[str, Any]:
@@ -76,14 +76,14 @@ def refusal(ident: str, dest: str, token: str) -> tuple[int, str]:
     return 20, f"{ident} cannot return to {dest} with token {token}"
 
 
-def test_a_question_and_its_answer_have_their_fields(cast: Cast):
-    cast.callee.ok("topic_unlisten", "T")
-    with cast.asker.connection.transaction():
+def test_a_question_and_its_answer_have_their_fields(nodes: RpcNodes):
+    nodes.callee.ok("topic_unlisten", "T")
+    with nodes.asker.connection.transaction():
         for body in "Parametro", "Parametro", None:
-            cast.asker.ok("rpc", "CALLEE", "TOKEN\nRISPOSTA", body)
+            nodes.asker.ok("rpc", "CALLEE", "TOKEN\nRISPOSTA", body)
     # It keeps the tokens, as it is registered already.
-    cast.asker.ok("init", "ASKER")
-    question, second, empty = cast.callee.headers()[-3:]
+    nodes.asker.ok("init", "ASKER")
+    question, second, empty = nodes.callee.headers()[-3:]
     token = question.pop("Token")
     assert len({header.pop("Id") for header in (question, second, empty)}) == 3
     assert empty["Size"] == 0
@@ -91,8 +91,8 @@ def test_a_question_and_its_answer_have_their_fields(cast: Cast):
         "Type": "Rpc", "Size": 9, "To": "CALLEE", "From": "ASKER", "Body": "Parametro",
     }  # fmt: skip
     assert re.fullmatch(r"[0-9a-f]{32,} 500 TOKEN\nRISPOSTA", token)
-    cast.callee.ok("return", "ASKER", token, "Risposta ü", "json")
-    answer = cast.asker.headers()[-1]
+    nodes.callee.ok("return", "ASKER", token, "Risposta ü", "json")
+    answer = nodes.asker.headers()[-1]
     assert isinstance(answer.pop("Id"), int)
     assert answer == {
         "Type": "Return", "Size": 11, "To": "ASKER", "From": "CALLEE", "Enc": "json",
@@ -100,61 +100,61 @@ def test_a_question_and_its_answer_have_their_fields(cast: Cast):
     }  # fmt: skip
 
 
-def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast):
-    token = cast.question()
+def test_any_body_and_any_token_come_back_as_they_are_in_order(nodes: RpcNodes):
+    token = nodes.question()
     bodies = [None, "", "\n", "ü", '{"Type":"Sys"}', "second", "second"]
     for body in bodies:
-        cast.callee.ok("return", "ASKER", token, body)
-    assert cast.answers() == [("CALLEE", "TOKEN", body or "") for body in bodies]
+        nodes.callee.ok("return", "ASKER", token, body)
+    assert nodes.answers() == [("CALLEE", "TOKEN", body or "") for body in bodies]
     for own in (
         "T", "5 T", "T O K E N", "\n", "ü" * 500, "'", '"\\', "0" * 32 + " 5 T", "1." + "0" * 32
     ):  # fmt: skip
-        for received in cast.question(own), cast.call(own):
-            cast.callee.ok("return", "ASKER", received, "answer")
-        assert cast.answers() == [("CALLEE", own, "answer")] * 2
+        for received in nodes.question(own), nodes.call(own):
+            nodes.callee.ok("return", "ASKER", received, "answer")
+        assert nodes.answers() == [("CALLEE", own, "answer")] * 2
 
 
-def test_listeners_may_answer_calls_to_their_topic(cast: Cast):
-    eye = cast.world.node("user3", "EYE", observe="T")
-    token = cast.call()
+def test_listeners_may_answer_calls_to_their_topic(nodes: RpcNodes):
+    eye = nodes.world.node("user3", "EYE", observe="T")
+    token = nodes.call()
     assert eye.headers()[-1]["Token"] == token
-    cast.other.ok("topic_notify", "T")
-    for ident, program in ("EYE", eye), ("OTHER", cast.other):
+    nodes.other.ok("topic_notify", "T")
+    for ident, program in ("EYE", eye), ("OTHER", nodes.other):
         assert program.error("return", "ASKER", token, "x") == refusal(ident, "ASKER", token)
-    cast.other.ok("topic_listen", "T")  # since the question
-    for program in cast.second, cast.callee, cast.other:
+    nodes.other.ok("topic_listen", "T")  # since the question
+    for program in nodes.second, nodes.callee, nodes.other:
         program.ok("return", "ASKER", token, "answer")
-    assert [sender for sender, _, _ in cast.answers()] == ["SECOND", "CALLEE", "OTHER"]
-    cast.callee.ok("topic_unlisten", "T")
-    assert cast.callee.error("return", "ASKER", token, "late") == refusal("CALLEE", "ASKER", token)
-    assert cast.answers() == []
+    assert [sender for sender, _, _ in nodes.answers()] == ["SECOND", "CALLEE", "OTHER"]
+    nodes.callee.ok("topic_unlisten", "T")
+    assert nodes.callee.error("return", "ASKER", token, "late") == refusal("CALLEE", "ASKER", token)
+    assert nodes.answers() == []
 
 
-def test_a_node_that_was_not_asked_may_not_answer(cast: Cast):
-    token = cast.question()
-    cast.callee.ok("return", "ASKER", token, "answer")
-    cast.world.rules("user2 GATE Topic U R 10")
-    cast.callee.ok("init", "GATE")  # another node of the session asked
+def test_a_node_that_was_not_asked_may_not_answer(nodes: RpcNodes):
+    token = nodes.question()
+    nodes.callee.ok("return", "ASKER", token, "answer")
+    nodes.world.rules("user2 GATE Topic U R 10")
+    nodes.callee.ok("init", "GATE")  # another node of the session asked
     for ident, program in (
-        ("SECOND", cast.second), ("OTHER", cast.other), ("ASKER", cast.asker),
-        ("GATE", cast.callee),
+        ("SECOND", nodes.second), ("OTHER", nodes.other), ("ASKER", nodes.asker),
+        ("GATE", nodes.callee),
     ):  # fmt: skip
         assert program.error("return", "ASKER", token, "answer") == refusal(ident, "ASKER", token)
-    assert len(cast.answers()) == 1
+    assert len(nodes.answers()) == 1
 
 
-def test_a_token_is_good_for_its_asker_and_its_topic_only(cast: Cast):
-    cast.world.node("user1", "BESIDE")
-    for token in cast.tokens():
+def test_a_token_is_good_for_its_asker_and_its_topic_only(nodes: RpcNodes):
+    nodes.world.node("user1", "BESIDE")
+    for token in nodes.tokens():
         for dest in "BESIDE", "OTHER", "SECOND", "CALLEE":
-            assert cast.callee.error("return", dest, token, "x") == refusal("CALLEE", dest, token)
-    cast.world.rules("user2 CALLEE Topic U R 10", "user1 ASKER Topic U W 10")
-    cast.callee.ok("topic_listen", "U")
-    bare, token = cast.tokens()
-    topic = cast.world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'U'")
+            assert nodes.callee.error("return", dest, token, "x") == refusal("CALLEE", dest, token)
+    nodes.world.rules("user2 CALLEE Topic U R 10", "user1 ASKER Topic U W 10")
+    nodes.callee.ok("topic_listen", "U")
+    bare, token = nodes.tokens()
+    topic = nodes.world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'U'")
     own, _, crypt = token.partition(".")
     for forged in f"{topic}.{crypt}", f"{own}.{bare}", crypt:
-        refused = cast.callee.error("return", "ASKER", forged, "x")
+        refused = nodes.callee.error("return", "ASKER", forged, "x")
         assert refused == refusal("CALLEE", "ASKER", forged)
 
 
@@ -170,56 +170,56 @@ FORGERIES = {
 }
 
 
-def test_a_forged_token_is_refused(cast: Cast):
-    cast.world.execute("UPDATE messages.auth SET timeout = 500")
+def test_a_forged_token_is_refused(nodes: RpcNodes):
+    nodes.world.execute("UPDATE messages.auth SET timeout = 500")
     accepted = []
-    for ask in cast.question, cast.call:
+    for ask in nodes.question, nodes.call:
         one, other = (ask(own) for own in ("ONE", "OTHER"))
         for name, forge in FORGERIES.items():
-            topic, dot, rest = one.rpartition(".") if ask == cast.call else ("", "", one)
+            topic, dot, rest = one.rpartition(".") if ask == nodes.call else ("", "", one)
             forged = topic + dot + forge(rest, other.rpartition(".")[2])
-            if cast.callee.error("return", "ASKER", forged, "x")[0] not in (18, 20):
+            if nodes.callee.error("return", "ASKER", forged, "x")[0] not in (18, 20):
                 accepted.append((name, forged))
     # Timeouts and topics beyond all numbers.
     for digits in 10, 11, 30:
-        forged = cast.question().replace(" 500 ", f" {'9' * digits} ")
-        assert cast.callee.error("return", "ASKER", forged, "x")[0] in (18, 20)
+        forged = nodes.question().replace(" 500 ", f" {'9' * digits} ")
+        assert nodes.callee.error("return", "ASKER", forged, "x")[0] in (18, 20)
     for digits in 18, 19, 30:
-        forged = f"{'9' * digits}.{cast.question()}"
-        assert cast.callee.error("return", "ASKER", forged, "x")[0] in (18, 20)
-    assert (accepted, cast.answers()) == ([], [])
+        forged = f"{'9' * digits}.{nodes.question()}"
+        assert nodes.callee.error("return", "ASKER", forged, "x")[0] in (18, 20)
+    assert (accepted, nodes.answers()) == ([], [])
 
 
-def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(cast: Cast):
+def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(nodes: RpcNodes):
     ends = {
-        "deinit": lambda: cast.asker.ok("deinit", "ASKER"),
-        "crash": lambda: (cast.world.kill(cast.asker), cast.other.ok("evaluate")),
+        "deinit": lambda: nodes.asker.ok("deinit", "ASKER"),
+        "crash": lambda: (nodes.world.kill(nodes.asker), nodes.other.ok("evaluate")),
     }
     for end, act in ends.items():
-        tokens = cast.tokens()
+        tokens = nodes.tokens()
         act()
         for back in False, True:
             if back:
-                cast.asker = cast.world.node("user1", "ASKER", notify="T")
-            refused = [cast.callee.error("return", "ASKER", token, "x") for token in tokens]
+                nodes.asker = nodes.world.node("user1", "ASKER", notify="T")
+            refused = [nodes.callee.error("return", "ASKER", token, "x") for token in tokens]
             expected = [refusal("CALLEE", "ASKER", token) for token in tokens]
             assert refused == expected, (end, back)
-        assert cast.answers() == []
+        assert nodes.answers() == []
 
 
-def test_a_node_that_was_just_killed_is_not_connected(cast: Cast):
-    cast.asker.ok("evaluate")
-    cast.world.kill(cast.callee)
-    refused = cast.asker.error("rpc", "CALLEE", "TOKEN", "x")
+def test_a_node_that_was_just_killed_is_not_connected(nodes: RpcNodes):
+    nodes.asker.ok("evaluate")
+    nodes.world.kill(nodes.callee)
+    refused = nodes.asker.error("rpc", "CALLEE", "TOKEN", "x")
     assert refused == (17, "Client CALLEE is not connected")
 
 
-def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: Cast):
-    token = cast.question()
-    cast.world.execute("DELETE FROM messages.auth WHERE type = 'Rpc'")
-    cast.callee.ok("return", "ASKER", token, "answer")
-    assert cast.answers() == [("CALLEE", "TOKEN", "answer")]
-    assert cast.callee.error("rpc", "ASKER", "TOKEN", "x") == (2, "cannot use Rpc to ASKER")
+def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(nodes: RpcNodes):
+    token = nodes.question()
+    nodes.world.execute("DELETE FROM messages.auth WHERE type = 'Rpc'")
+    nodes.callee.ok("return", "ASKER", token, "answer")
+    assert nodes.answers() == [("CALLEE", "TOKEN", "answer")]
+    assert nodes.callee.error("rpc", "ASKER", "TOKEN", "x") == (2, "cannot use Rpc to ASKER")
 
 
 def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: World):
@@ -235,34 +235,37 @@ def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: Worl
     assert node.error("rpc", "MAY1", "TOKEN", "x") == refused
 
 
-def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast: Cast):
-    cast.world.rules(
+def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(nodes: RpcNodes):
+    nodes.world.rules(
         "user3 OTHER Rpc OTHER W 5", "user3 OTHER Rpc S* W 5", "user3 OTHER Rpc GATE* W 5",
         "user2 GATE* Topic T R 5",
     )  # fmt: skip
-    cast.other.payloads(), cast.second.payloads()
-    cast.other.ok("rpc", "OTHER", "TOKEN", "question")
-    [question] = cast.other.headers()
-    cast.other.ok("return", "OTHER", question["Token"], "answer")
-    assert [header["Body"] for header in cast.other.headers()] == ["answer"]
-    cast.other.ok("rpc", "SECOND", "TOKEN", "question")
-    assert cast.second.headers()[0]["From"] == "OTHER"
-    assert cast.other.error("rpc", "GATE*", "TOKEN", "x") == (16, "Client GATE* don't exist")
+    nodes.other.payloads(), nodes.second.payloads()
+    nodes.other.ok("rpc", "OTHER", "TOKEN", "question")
+    [question] = nodes.other.headers()
+    nodes.other.ok("return", "OTHER", question["Token"], "answer")
+    assert [header["Body"] for header in nodes.other.headers()] == ["answer"]
+    nodes.other.ok("rpc", "SECOND", "TOKEN", "question")
+    assert nodes.second.headers()[0]["From"] == "OTHER"
+    assert nodes.other.error("rpc", "GATE*", "TOKEN", "x") == (16, "Client GATE* don't exist")
 
 
-def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(cast: Cast):
-    token = cast.question()
-    with cast.callee.connection.transaction(force_rollback=True):
-        cast.callee.ok("return", "ASKER", token, LONG)
-    assert cast.answers() == [], "it was rolled back"
-    for token, timeout in zip(cast.tokens(), (500, 700), strict=True):
-        cast.callee.ok("return", "ASKER", token, LONG)
-        payload = cast.asker.payloads()[-1]
-        line, body = cast.asker.data(payload)
+def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(nodes: RpcNodes):
+    token = nodes.question()
+    with nodes.callee.connection.transaction(force_rollback=True):
+        nodes.callee.ok("return", "ASKER", token, LONG)
+    assert nodes.answers() == [], "it was rolled back"
+    for token, timeout in zip(nodes.tokens(), (500, 700), strict=True):
+        nodes.callee.ok("return", "ASKER", token, LONG)
+        payload = nodes.asker.payloads()[-1]
+        line, body = nodes.asker.data(payload)
         assert parse(payload)["Dkey"].startswith(f"{timeout}.")
         assert (line["Type"], line["Token"], line["From"]) == ("Return", "TOKEN", "CALLEE")
         assert body == LONG
-        assert [node.data(payload)[0]["Err"] for node in (cast.callee, cast.other)] == ["13", "13"]
+        assert [node.data(payload)[0]["Err"] for node in (nodes.callee, nodes.other)] == [
+            "13",
+            "13",
+        ]
 
 
 def secret(world: World) -> tuple[bytes, bytes]:
@@ -273,14 +276,14 @@ def secret(world: World) -> tuple[bytes, bytes]:
     return bytes(b ^ 0x36 for b in inner), bytes(b ^ 0x5C for b in outer)
 
 
-def test_a_token_is_the_hmac_of_the_secret(cast: Cast):
-    key, same = secret(cast.world)
+def test_a_token_is_the_hmac_of_the_secret(nodes: RpcNodes):
+    key, same = secret(nodes.world)
     assert (same, len(key)) == (key, 64)
-    asker = cast.world.owner.query("SELECT id FROM psqlmessages_client WHERE ident = 'ASKER'")
-    topic = cast.world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
+    asker = nodes.world.owner.query("SELECT id FROM psqlmessages_client WHERE ident = 'ASKER'")
+    topic = nodes.world.owner.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
     for token, head, answerer, timeout in (
-        (cast.question(), "", 'node "CALLEE"', 500),
-        (cast.call(), f"{topic}.", f"topic {topic}", 700),
+        (nodes.question(), "", 'node "CALLEE"', 500),
+        (nodes.call(), f"{topic}.", f"topic {topic}", 700),
     ):
         text = f"{asker} {answerer} {timeout} TOKEN"
         mac = hmac.new(key, text.encode(), "sha256").hexdigest()
@@ -298,12 +301,12 @@ def test_a_secret_is_256_random_bits(world: World):
     assert all(len(set(values)) > 8 for values in list(zip(*keys, strict=True))[:32])
 
 
-def test_a_new_secret_as_documented_refuses_pending_answers(cast: Cast):
-    former = cast.question()
+def test_a_new_secret_as_documented_refuses_pending_answers(nodes: RpcNodes):
+    former = nodes.question()
     found = NEW_SECRET.search(SECURE.read_text())
     assert found is not None
     for statement in found[1].splitlines():
-        cast.world.execute(statement)
-        token = cast.question()
-    assert cast.callee.error("return", "ASKER", former, "y")[0] == 20
-    cast.callee.ok("return", "ASKER", token, "y")
+        nodes.world.execute(statement)
+        token = nodes.question()
+    assert nodes.callee.error("return", "ASKER", former, "y")[0] == 20
+    nodes.callee.ok("return", "ASKER", token, "y")

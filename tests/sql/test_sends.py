@@ -137,9 +137,7 @@ def test_topic_send_many_sends_each_element_in_order_and_counts(pair: Pair):
     assert sender.error("topic_send_many", "T", [])[0] == 10
 
 
-def transmission(
-    pair: Pair, function: str, token: str | None, enc: str | None
-) -> Callable[[str], str]:
+def send_by(pair: Pair, function: str, token: str | None, enc: str | None) -> Callable[[str], str]:
     """A function that sends a body from SENDER to LISTENER, and answers the payload received."""
     sender, listener = pair
     before = {"topic_send_as": ["SENDER", "T"], "rpc": ["LISTENER", token]}.get(function, ["T"])
@@ -173,7 +171,7 @@ def test_up_to_7999_bytes_are_sent_directly_and_one_more_is_stored(pair: Pair, f
     for token, enc in (None, None), (None, "json"), ("TOKEN", "b64"), (LONG_TOKEN, None):
         if token is None and not function.startswith("topic"):
             continue
-        transmit = transmission(pair, function, token, enc)
+        transmit = send_by(pair, function, token, enc)
         room = LIMIT - len(transmit("x" * 1000).encode()) + 1000
         # Twice, because the header grows by a byte when its Id gets one more digit.
         sizes = [room + difference for difference in range(-4, 5)] * 2
@@ -217,7 +215,7 @@ def test_topic_send_as_needs_no_session_and_leaves_none(world: World, listener: 
     assert senders == ["WEB", "OTHER", "WEB"]
 
 
-def test_topic_send_as_follows_the_rules_of_the_login(world: World, listener: Program):
+def test_topic_send_as_uses_the_rules_of_the_login(world: World, listener: Program):
     cases = [
         ("user2", "WEB", "T", 2), ("hostile", "WEB", "T", 2), ("user1", "LISTENER", "T", 2),
         ("user1", "SHOP1", "T", 2), ("user1", "WEB", "READ", 3), ("user2", "LISTENER", "T", 3),

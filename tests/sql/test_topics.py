@@ -115,20 +115,6 @@ def test_a_message_reaches_all_listeners_and_no_other_node(spec_world: World):
     ]  # fmt: skip
 
 
-def test_leaving_a_topic_ends_its_messages_alone(world: World):
-    world.rules(
-        "user1 SENDER Topic T RW 5", "user1 SENDER Topic ELSE RW 5", "user2 A Topic T R 5",
-        "user2 A Topic ELSE RW 5", "user2 A Topic OBSERVED O 5", "user3 EYE Topic T O 5",
-    )  # fmt: skip
-    sender = world.node("user1", "SENDER", notify="T ELSE", listen="T ELSE")
-    world.node("user3", "EYE", observe="T")
-    leaving = world.node("user2", "A", listen="T ELSE", observe="OBSERVED")
-    leaving.ok("topic_unlisten", "T")
-    for topic in "T", "ELSE":
-        sender.ok("topic_send", topic, topic)
-    assert leaving.bodies() == ["ELSE"]
-
-
 def test_a_listener_sends_nothing(world: World):
     world.rules("user1 EAR Topic R R 5", "user1 EAR Topic RW RW 5", "user2 OTHER Topic R* R 5")
     ear, other = world.node("user1", "EAR"), world.node("user2", "OTHER")

@@ -1,4 +1,4 @@
-"""Fixtures of the streams' tests: a publisher and a subscriber, and what brings time forward."""
+"""Fixtures of the streams' tests: a topic with a publisher and a subscriber."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +58,7 @@ class Stream:
         return self.world.owner.query(statement, *arguments)
 
     def age(self, seconds: float, ident: str = "SUB") -> None:
-        """Let so much time have gone by since a subscription's last ping."""
+        """Move a subscription's last ping back by this time."""
         self.execute(
             "UPDATE psqlmessages_subscription SET pinged_at = pinged_at - make_interval(secs => %s)"
             " WHERE ident = %s",
@@ -66,7 +66,7 @@ class Stream:
         )  # fmt: skip
 
     def age_messages(self, seconds: float) -> None:
-        """Let so much time have gone by since everything was published."""
+        """Move the times of all messages back by this time."""
         self.execute(
             "UPDATE psqlmessages_streammessage"
             " SET published_at = published_at - make_interval(secs => %s)",
@@ -83,27 +83,27 @@ class Stream:
         return self.query(TOPICS) or []
 
     def prune(self) -> int:
-        """Remove all that can be removed; how many tables were emptied."""
+        """Remove what can be removed; return how many tables were emptied."""
         return int(self.query("SELECT messages._prune_streams()"))
 
     def let_be_due(self) -> None:
-        """Let the next commit of a call do what is done once a second by itself."""
+        """Make the housekeeping due that commits do once a second."""
         self.execute(DUE)
 
     def tend(self) -> int:
-        """Do what happens once a second by itself; how many tables were emptied."""
+        """Do the housekeeping of commits; return how many tables were emptied."""
         self.let_be_due()
         return int(self.query("SELECT messages._maintain_streams()"))
 
-    def wait_for_nobody_for_long(self) -> None:
-        """Let a call fail that waits for long: 30 s of a statement are no accident."""
+    def limit_waits(self) -> None:
+        """Make calls fail after 30 seconds."""
         for program in (self.publisher, self.subscriber, self.world.owner):
             program.connection.execute("SET statement_timeout = '30s'")
 
 
 @pytest.fixture
 def stream(world: World) -> Iterator[Stream]:
-    """A publisher and a subscriber that has not subscribed yet; nothing is removed by itself."""
+    """A publisher, and a subscriber without a subscription; there is no automatic removal."""
     owner = world.owner.connection
     owner.execute("UPDATE messages._stream SET tended_at = 'infinity'")
     yield Stream(world)
@@ -115,7 +115,7 @@ def stream(world: World) -> Iterator[Stream]:
 
 
 def register(program: Program, ident: str) -> Program:
-    """Register a connection as a node, and forget what that told it."""
+    """Register a connection as a node, and read its first notifications."""
     program.ok("connect_stream", ident)
     program.payloads()
     return program

@@ -1,4 +1,4 @@
-"""What one role leaves open holds up no call of another."""
+"""Open transactions of one role delay no call of another."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -20,10 +20,10 @@ RULES = (
 )  # fmt: skip
 CONNECTIONS = 20
 LIMIT = "2s"
-# Held by the test: what takes it hangs as long as the test wants.
+# The test holds this lock: a statement that takes it waits as long as the test wants.
 WAIT = "pg_advisory_lock_shared(77)"
 CALLED = "SELECT messages.publish('H', 'OWN', 'x')"
-# What else than a commit runs what is put off until then, and says so nowhere.
+# Runs deferred triggers before the commit, by a statement whose text does not say so.
 EARLY = "DO $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$"
 CLASS = "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = '{}'"
 DEFERRED = """
@@ -44,9 +44,7 @@ TRICKS: dict[str, tuple[str, ...]] = {
     "a comment in front": (
         "BEGIN", CALLED, f"/*{'x' * 2000}*/ SET CONSTRAINTS messages.evaluate_at_commit IMMEDIATE",
     ),
-    "all in one string": (
-        f"BEGIN; {CALLED}; SET/**/CONSTRAINTS ALL IMMEDIATE; SELECT {WAIT}",
-    ),
+    "all in one string": (f"BEGIN; {CALLED}; SET/**/CONSTRAINTS ALL IMMEDIATE; SELECT {WAIT}",),
     "constraints set before": ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE", CALLED),
     "a function that sets constraints": (
         SETS.format("plpgsql", "BEGIN", "RETURN ''; END"), "BEGIN", CALLED, "SELECT pg_temp.sets()",
@@ -76,9 +74,7 @@ TRICKS: dict[str, tuple[str, ...]] = {
     "a planner that searches for ever": (
         "BEGIN", CALLED, "SET geqo_threshold = 2; SET geqo_generations = 2147483647", "COMMIT",
     ),
-    "a foreign key": (
-        "BEGIN", CALLED, "INSERT INTO delays.child VALUES (1)", "COMMIT",
-    ),
+    "a foreign key": ("BEGIN", CALLED, "INSERT INTO delays.child VALUES (1)", "COMMIT"),
     "evaluate": ("BEGIN", "SELECT messages.evaluate()", EARLY),
     "deinit": (
         "BEGIN", "SELECT messages.deinit('V')",
@@ -102,9 +98,7 @@ TRICKS: dict[str, tuple[str, ...]] = {
         "SELECT messages.reserve('H', 'SHARED', 60)", "SELECT messages.pop('H', 'SHARED')",
         "SELECT messages.sizes('H', 'SHARED')",
     ),
-    "LOCK TABLE": (
-        "BEGIN", "LOCK TABLE messages.stored, messages.queued IN ACCESS SHARE MODE",
-    ),
+    "LOCK TABLE": ("BEGIN", "LOCK TABLE messages.stored, messages.queued IN ACCESS SHARE MODE"),
     "locks of publishers": (
         "BEGIN", CALLED, "SELECT pg_advisory_lock_shared({T}, 0)",
         "SELECT pg_advisory_lock_shared({SHARED}, 0)",
@@ -131,7 +125,7 @@ def world(world: World) -> Iterator[World]:
 
 
 def play(world: World, trick: tuple[str, ...], background: Threads) -> Future[None]:
-    """Do what a trick says; its last statement goes on in the background."""
+    """Run the statements of a trick; the last one in the background."""
     hostile = world.program("hostile")
     classes = {topic: world.owner.query(CLASS.format(topic)) for topic in ("T", "SHARED")}
     *steps, last = (
@@ -145,44 +139,39 @@ def play(world: World, trick: tuple[str, ...], background: Threads) -> Future[No
         with suppress(psycopg.Error):  # The test ends it.
             hostile.execute(last)
 
-    pid = hostile.pid
-    ended = background.submit(end)
-    world.wait_for(
-        "SELECT state LIKE 'idle%%' OR wait_event IN ('advisory', 'transactionid')"
-        " FROM pg_stat_activity WHERE pid = %s",
-        pid,
-    )
+    condition = """
+        SELECT state LIKE 'idle%%' OR wait_event IN ('advisory', 'transactionid')
+        FROM pg_stat_activity WHERE pid = %s
+    """
+    ended, pid = background.submit(end), hostile.pid
+    world.wait_for(condition, pid)
     return ended
 
 
 class Calls:
-    """The calls of another role; one that waits raises."""
+    """The calls of another role; one that waits for a lock raises."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.victim = self._program("user1")
-        self.node = self._node()
-
-    def _program(self, role: str) -> Program:
-        program = self.world.program(role)
-        program.execute(f"SET lock_timeout = '{LIMIT}'")
-        return program
+        self.victim, self.node = world.program("user1"), self._node()
+        self.victim.execute(f"SET lock_timeout = '{LIMIT}'")
 
     def _node(self) -> Program:
-        node = self._program("user2")
+        node = self.world.program("user2")
+        node.execute(f"SET lock_timeout = '{LIMIT}'")
         node.ok("init", "DEAD")
         node.ok("topic_listen", "T")
         return node
 
     def let_housekeeping_be_due(self) -> None:
-        """Bring it about that the next call empties a table, and finds a dead node."""
+        """Let the next call have a table to empty and a dead node to find."""
         self.victim.ok("publish", "V", "T", "old")
         self.victim.got("V", "T")
         self.world.kill(self.node)
         self.world.execute("UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'")
 
     def make(self) -> None:
-        """Make all calls, to a topic and queue of one's own and to shared ones."""
+        """Make all calls, to an own topic and queue and to shared ones."""
         victim = self.victim
         for topic in "T", "SHARED":
             victim.ok("publish", "V", topic, "new")
@@ -212,7 +201,7 @@ def calls(world: World) -> Calls:
 
 @pytest.fixture
 def background(world: World) -> Iterator[Threads]:
-    """Threads for what hangs, while another connection has the lock that it waits for."""
+    """Threads for statements that wait for locks of this fixture."""
     holder = world.superuser().connection
     holder.execute("BEGIN; SELECT pg_advisory_lock(77); SELECT FROM delays.parent FOR UPDATE")
     with Threads(CONNECTIONS) as threads:
@@ -222,7 +211,7 @@ def background(world: World) -> Iterator[Threads]:
 
 
 def end_all(world: World) -> None:
-    """End what the role has open, prepared transactions included."""
+    """End the sessions and prepared transactions of the role."""
     world.watcher.query(
         "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
         " WHERE usename = 'hostile'"
@@ -258,7 +247,7 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
     temporary.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
     ended = background.submit(temporary.connection.execute, "COMMIT")
     world.wait_for(
-        "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", temporary.pid
+        "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted", temporary.pid
     )
     calls.make()
     other.execute("ROLLBACK")

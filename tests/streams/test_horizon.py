@@ -109,26 +109,6 @@ def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str):
     assert (held_back, removed, stream.got()) == ([], [0, 0], expected)
 
 
-@pytest.mark.parametrize(
-    ("early", "end"),
-    [
-        ("PREPARE TRANSACTION 'streams'", "ROLLBACK PREPARED 'streams'"),
-        ("SET CONSTRAINTS ALL IMMEDIATE", "ROLLBACK"),
-    ],
-)
-def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str, end: str):
-    stream.publish("x")
-    stream.let_be_due()
-    stream.publisher.query("SELECT set_config('messages.housekeeping_at', '', false)")
-    stream.wait_for_nobody_for_long()
-    stream.publisher.execute("BEGIN")
-    stream.publish("y")
-    stream.publisher.execute(early)
-    assert (stream.tend(), stream.got()) == (0, [])
-    stream.publisher.execute(end)
-    assert stream.tend() == 1
-
-
 def take(program: Program, mode: str, lock_class: int, first: int, last: int) -> None:
     program.query(
         f"SELECT count(pg_advisory_lock{mode}(%s, n::bit(32)::int))"
@@ -144,7 +124,7 @@ def test_hostile_locks_block_no_call_and_lose_no_message(stream: Stream, mode: s
     )
     stream.publish("x", topic="NEW.1")
     stream.got()
-    stream.wait_for_nobody_for_long()
+    stream.limit_waits()
     hostile = stream.world.program("hostile")
     take(hostile, mode, lock_class, 0, 10)
     now = stream.query(LAST)
@@ -161,23 +141,15 @@ def test_hostile_locks_block_no_call_and_lose_no_message(stream: Stream, mode: s
         assert stream.got() == ["x"]
 
 
-def topic_id(stream: Stream) -> int:
-    return int(stream.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'"))
-
-
-def mark(program: Program, topic: int, number: object) -> None:
-    """Forge the mark of a transaction that has published to a topic from a number on."""
-    program.query(
-        "SELECT set_config('messages.publishing', %s, false)", f",{topic},,{topic}={number},"
-    )
-
-
 def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stream):
     stream.got()
+    topic = stream.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'")
     for ahead in (-5_000_000_000, -1, 0, 1, 5_000_000_000, "", "junk", "9" * 30):
         number = stream.query(LAST) + ahead if isinstance(ahead, int) else ahead
         with stream.late("x", topic="NEW.1") as forger:
-            mark(forger, topic_id(stream), number)
+            # The mark of a transaction that has published to the topic from this number on.
+            mark = f",{topic},,{topic}={number},"
+            forger.query("SELECT set_config('messages.publishing', %s, false)", mark)
             forger.ok("publish", "PUB", "T", "forged")
             stream.publish("x")
             assert stream.got() == [], ahead
@@ -258,7 +230,7 @@ def test_no_role_touches_anothers_subscription(stream: Stream, world: World):
 
 def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream):
     stream.got()
-    stream.wait_for_nobody_for_long()
+    stream.limit_waits()
     with stream.late(end="ROLLBACK") as thief:
         with pytest.raises(psycopg.Error), thief.connection.transaction():
             thief.read("SUB", "T")
@@ -267,8 +239,8 @@ def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream):
 
 
 def test_an_uncommitted_subscription_holds_up_no_saving_of_rules(stream: Stream):
-    stream.wait_for_nobody_for_long()
-    for turn in range(2):  # the first call, and one more
+    stream.limit_waits()
+    for turn in range(2):  # one subscribes, the other reads again
         with stream.subscriber.connection.transaction():
             stream.got()
             stream.world.rules(f"user3 X{turn} Topic X R 5")

@@ -77,7 +77,7 @@ def test_a_subscription_moves_to_a_position_and_keeps_later_messages(stream: Str
     assert stream.got() == ["2", "3"]
     stream.prune()
     assert stream.stored() == []
-    # Who stands before what was removed is told.
+    # A call from an earlier position reports that messages were removed.
     missed = [{"Topic": "T", "Removed": ids[3]}]
     assert [subscribe_from(stream, at)["Missed"] for at in (ids[2], ids[3])] == [missed, []]
     assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
@@ -123,13 +123,6 @@ def test_an_older_snapshot_is_refused(stream: Stream, level: str, call: str):
     connection.execute(f"SET default_transaction_isolation = '{level}'")
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="READ COMMITTED"):
         connection.execute(f"SELECT messages.{call}")
-
-
-def test_the_cluster_tells_databases_apart(stream: Stream):
-    cluster = stream.subscriber.ok("stream_horizons", "SUB", ["T"])["Cluster"]
-    system = stream.query("SELECT system_identifier::text FROM pg_control_system()")
-    database = stream.query("SELECT oid::text FROM pg_database WHERE datname = current_database()")
-    assert cluster == f"{system}/{database}"
 
 
 def test_the_view_shows_messages_that_the_role_may_read(stream: Stream):

@@ -240,15 +240,6 @@ def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Pro
     assert [(row.payload, row.enc) for row in rows] == [(body, "json") for body in bodies]
 
 
-def test_rolled_back_and_refused_messages_are_not_stored(stream: Stream, sender: Program):
-    stream.got()
-    with sender.connection.transaction(force_rollback=True):
-        assert answers(sender) == {"0": 4}
-    stream.execute("DELETE FROM messages.auth WHERE ident = 'PUB' AND dest = 'T'")
-    assert set(answers(sender)) <= {"2", "50"}
-    assert (stream.got(), stream.stored()) == ([], [])
-
-
 def test_sends_and_publishes_come_in_their_order(stream: Stream, sender: Program):
     listener = stream.world.node("user2", "SUB2", listen="T")
     stream.got()

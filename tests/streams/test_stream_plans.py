@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import TestedServer
-from tests.sql.conftest import TABLES, Program, World
-from tests.sql.reads import reads
+from tests.sql.conftest import TABLES, World
+from tests.sql.reads import large_reads, reads
 
 pytestmark = [pytest.mark.versions, pytest.mark.timeout(900)]
 TOPICS = 2_000
@@ -29,7 +29,7 @@ BULK = [
     """,
     "ANALYZE psqlmessages_auth, psqlmessages_topic, psqlmessages_subscription",
 ]
-BIG = ("streammessage_", "topic", "auth", "subscription")
+LARGE = ("streammessage_", "topic", "auth", "subscription")
 # A reading returns 50 to 100, and each is read once.
 MOST_ROWS = 250
 CALLS = [
@@ -75,19 +75,12 @@ def full(server: TestedServer, request) -> Iterator[World]:
         world.close()
 
 
-def whole(program: Program, function: str, *arguments: object) -> dict[str, object]:
-    """Call a function: the big tables that were read from end to end, or many of their rows."""
-    found = reads(program, function, *arguments).items()
-    big = {name: counts for name, counts in found if name.startswith(BIG)}
-    return {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
-
-
 def test_no_call_of_streams_scans_a_large_table(full: World):
     wrong = {}
     for function, arguments in CALLS:
         # A new connection, whose plans are its own: first for these arguments, then for any.
         program = full.program("user1", is_fresh=True)
         for turn in range(8):
-            if found := whole(program, function, *arguments):
+            if found := large_reads(program, LARGE, MOST_ROWS, function, *arguments):
                 wrong[function, arguments, turn] = found
     assert wrong == {}, "scans and rows"

@@ -99,17 +99,6 @@ def test_two_readers_double_nothing(stream: Stream, world: World, end: str, seco
     assert found.result() == list(second)
 
 
-def test_two_subscriptions_do_not_wait_for_each_other(stream: Stream):
-    stream.got("SUB")
-    stream.got("SUB2")
-    stream.publish("x")
-    other = stream.world.program("user2")
-    other.execute("SET statement_timeout = '30s'")
-    with stream.subscriber.connection.transaction():
-        stream.got("SUB")
-        assert other.got("SUB2", "T") == ["x"]
-
-
 def test_messages_come_within_a_transaction_that_began_before_them(stream: Stream):
     for isolation in ("read committed", "read uncommitted"):
         stream.subscriber.execute(f"SET default_transaction_isolation = '{isolation}'")

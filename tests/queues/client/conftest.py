@@ -9,18 +9,17 @@ import pytest
 from psqlmessages import AsyncNode, Node
 from psqlmessages.client import wakeups
 from tests.client.conftest import long_closing
-from tests.client.nodes import QUICK, Driven, end
+from tests.client.nodes import NOW, QUICK, Driven, end
 from tests.conftest import TestedServer
 from tests.sql.conftest import World, world
 
-__all__ = ["QUICK", "long_closing", "world"]
+__all__ = ["NOW", "QUICK", "long_closing", "world"]
 
 RULES = (
     "user1 WRITER Queue Q W 1", "user2 READER Queue Q RW 1", "user2 READER Queue Q.* R 1",
     "user1 WRITER Queue Q.* W 1", "user2 READER.* Queue Q R 1",
     "user2 READER Queue __deadletter__ R 1",
 )  # fmt: skip
-NOW = timedelta(0)
 SOON = timedelta(seconds=100)
 HOURS = timedelta(hours=12)
 STATE = """

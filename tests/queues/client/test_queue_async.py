@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -13,11 +13,6 @@ from tests.sql.conftest import World
 
 Take = Callable[..., Awaitable[list[Element]]]
 TAKES = pytest.mark.parametrize("take", [AsyncNode.pop, AsyncNode.reserve])
-
-
-def push_all(writer: Node, bodies: range) -> None:
-    for body in bodies:
-        writer.push("Q", body)
 
 
 @in_a_loop
@@ -55,7 +50,8 @@ async def test_a_reader_cancelled_at_any_moment_loses_no_element(
     number, taken, cancelled = 30, [], 0
     patience = 0.0
     async with new_async_reader() as node:
-        pushing = asyncio.create_task(asyncio.to_thread(push_all, writer, range(number)))
+        push_all = asyncio.to_thread(lambda: [writer.push("Q", body) for body in range(number)])
+        pushing = asyncio.create_task(push_all)
         while len(taken) < number:
             readers = [asyncio.ensure_future(take(node, "Q", timeout=SOON)) for _ in range(3)]
             # Ever longer, until some come through: so they are cancelled at each stage.
@@ -94,27 +90,18 @@ async def test_popped_elements_are_removed_before_the_next_call_and_before_the_e
 
 
 @in_a_loop
-async def test_pops_outlive_a_cut(queues: World, writer: Node, new_async_reader: NewAsyncReader):
-    writer.push("Q", "x")
+async def test_pops_outlive_a_cut_and_a_lost_lease_counts(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog
+):
+    writer.push_many("Q", ["x", "y"])
     async with new_async_reader() as node:
         await node.pop("Q")
         # The node's task has had no turn since: the call that removes is yet to be sent.
         end_backend(queues, "READER")
-        assert left(queues) == (1, 1)
-        await asyncio.to_thread(
-            queues.wait_for, "SELECT NOT EXISTS (SELECT FROM psqlmessages_element)"
-        )
+        assert left(queues) == (2, 1)
+        await asyncio.to_thread(queues.wait_for, "SELECT count(*) = 1 FROM psqlmessages_element")
         assert node.counters.lost_leases == 0
-
-
-@in_a_loop
-async def test_a_popped_element_whose_lease_is_lost_counts(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog
-):
-    writer.push("Q", "x")
-    async with new_async_reader() as node:
         await node.pop("Q")
-        # The node's task has had no turn since: the call that commits is yet to be sent.
         queues.execute("DELETE FROM psqlmessages_element")
     assert node.counters.lost_leases == 1
     assert "a lease of queue Q had expired" in caplog.text
@@ -132,31 +119,6 @@ async def test_close_leaves_no_lease(queues: World, writer: Node, new_async_read
     taken = [element for found in answers if isinstance(found, list) for element in found]
     assert len(taken) > 5
     assert left(queues) == (40 - len(taken), 0)
-
-
-@in_a_loop
-async def test_shared_pushes_may_have_times_or_key(queues: World, new_async_reader: NewAsyncReader):
-    later = datetime(2100, 1, 1, 12, 30, tzinfo=UTC)
-    hour = timedelta(hours=1)
-    async with new_async_reader() as node:
-        before = node.counters.calls
-        await asyncio.gather(
-            *(node.push("Q", n, delay=hour, tries=n, headers={"n": n}) for n in range(4)),
-            *(node.push("Q", 4 + n, mature=later, key=f"key {n}") for n in range(4)),
-            *(
-                node.push_many("Q", [n, n], headers=[{"n": n}, None], keys=[None, f"{n}"])
-                for n in range(8, 12)
-            ),
-        )
-        assert node.counters.calls - before == 12
-        assert (await node.sizes("Q")).scheduled == 8
-        assert len(await node.pop("Q", 20)) == 8
-    rows = queues.execute(
-        "SELECT tries, headers ->> 'n', mature_at > now() + interval '50 minutes'"
-        " FROM psqlmessages_element WHERE mature_at < %s ORDER BY id",
-        (later,),
-    ).fetchall()
-    assert rows == [(n, str(n), True) for n in range(4)]
 
 
 @in_a_loop

@@ -1,7 +1,7 @@
 """A node pushes, takes and settles: what comes back, and what is refused."""
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -49,38 +49,6 @@ def test_body_and_headers_survive(writer: Node, reader: Node, body: Any, headers
     assert type(element.body) is type(body)
     assert element.headers == headers
     assert kinds(element.headers) == kinds(headers)
-
-
-def test_an_element_tells_all_about_itself(writer: Node, reader: Node):
-    mature = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
-    writer.push("Q", "x", headers={"x-hop-count": "3", "n": 1}, mature=mature, tries=2)
-    (element,) = reader.pop("Q")
-    assert (element.mature, element.tries, element.hops, element.lease) == (mature, 2, 3, "")
-    assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
-
-
-def test_reserved_elements_are_committed_rolled_back_or_released(writer: Node, reader: Node):
-    writer.push_many("Q", ["a", "b"])
-    (element,) = reader.reserve("Q")
-    assert reader.sizes("Q").reserved == 1
-    assert reader.release(element)
-    (element,) = reader.reserve("Q")
-    assert (element.body, element.tries) == ("a", 0)
-    assert reader.rollback(element)
-    rows = reader.reserve("Q", 2)
-    assert [(one.body, one.tries) for one in rows] == [("b", 0), ("a", 1)]
-    assert tuple(reader.commit(rows[0])) == (True,)
-    settled = reader.commit(rows[0].lease)
-    assert (bool(settled), list(settled)) == (False, [False])
-    assert reader.rollback(rows[1], delay=timedelta(hours=1))
-    assert (reader.pop("Q"), reader.sizes("Q").scheduled) == ([], 1)
-    # Who lost the lease removes nothing.
-    writer.push_many("Q", ["c", "d"])
-    first = reader.reserve("Q", 2, timedelta(microseconds=1))
-    (again,) = reader.pop("Q", timeout=SOON)
-    assert (again.id, again.tries) == (first[0].id, 1)
-    settled = reader.commit(*first)
-    assert (bool(settled), list(settled)) == (False, [False, True])
 
 
 def test_an_element_that_is_not_reserved_can_be_removed(writer: Node, reader: Node):

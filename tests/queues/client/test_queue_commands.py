@@ -166,11 +166,3 @@ def test_a_queue_is_configured_and_removed(run: Run, queues: World):
     assert (done.returncode, done.stderr) == (0, f"{lease}: the element has become a dead letter\n")
     assert run(*remove).returncode == 0
     assert "62: Queue Q is not existent" in run(*remove).stderr
-
-
-def test_a_refusal_is_said_in_one_line(run: Run):
-    for command in (PUSH, POP, ("queue", "sizes", "READER", "Q.1")):
-        done = run(*command, role="user3", typed="x")
-        assert done.returncode == 1
-        assert "psqlmessages: 2: cannot use Queue to Q" in done.stderr
-        assert "Traceback" not in done.stderr

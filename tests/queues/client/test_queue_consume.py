@@ -65,9 +65,7 @@ def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, ei
         assert seconds <= queues.owner.query(mature, before) <= seconds + took
 
 
-def test_elements_acknowledged_in_the_loop_are_left_alone(
-    queues: World, writer: Node, reader: Node
-):
+def test_elements_acknowledged_in_the_loop_are_left(queues: World, writer: Node, reader: Node):
     writer.push_many("Q", ["first", "second", "commit", "rollback", "release", "lease"])
     act = {"commit": reader.commit, "rollback": reader.rollback, "release": reader.release}
     seen = []

@@ -93,28 +93,6 @@ def test_finished_work_is_committed_in_groups(
     assert bodies(queues) == []
 
 
-def test_a_batch_is_one_commit(queues: World, writer: Node, either: Any, consume: Consume):
-    calls = []
-    for options in (WHOLE_BATCH, {"group": NOW}):
-        writer.push_many("Q", range(100))
-        before = either.counters.calls
-        calls.append(consume(lambda element: None, batch=100, **options).calls - before)
-    assert calls[1] - calls[0] == 99
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_lost_leases_count(queues: World, writer: Node, consume: Consume, leaves: bool):
-    writer.push_many("Q", ["a", "b", "c", "d"])
-
-    def handle(element: Element) -> bool:
-        if element.body == "d":
-            queues.execute("DELETE FROM psqlmessages_element WHERE body IN ('a', 'b')")
-        return leaves and element.body == "d"
-
-    assert consume(handle, batch=4, **WHOLE_BATCH).lost_leases == 2
-    assert bodies(queues) == (["d"] if leaves else [])
-
-
 @pytest.mark.parametrize("leaves", [False, True])
 def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, leaves: bool):
     writer.push_many("Q", ["a", "b", "c"])

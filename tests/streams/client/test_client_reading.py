@@ -51,19 +51,6 @@ def test_stored_messages_come_first_then_live_ones(writer: Node, new_reader: New
         assert node.counters.calls <= 12
 
 
-def test_every_kind_of_body_comes_back_in_order(writer: Node, reader: Node):
-    messages = reader.subscribe("NEWS")
-    kinds = ["", "zwei\nZeilen, ein Üm\u2028laut", b"", b"\0\xff", {"id": 1}, [1, None], None]
-    for body in (*kinds, "x" * 2**20):
-        writer.publish("NEWS", body)
-        assert next(messages).body == body
-    assert writer.publish_many("NEWS", []).id is None
-    answer = writer.publish_many("NEWS", ["text", None, *range(1500)])
-    taken = list(islice(messages, 1502))
-    assert [message.body for message in taken] == ["text", None, *range(1500)]
-    assert taken[-1].id == answer.id
-
-
 def test_further_arguments_of_the_caller_are_passed(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         messages = node.subscribe("NEWS", idle=NOW)

@@ -19,10 +19,7 @@ PUBLISH = ("stream", "publish", "WRITER", "NEWS")
 def waiting(stream: World) -> list[str]:
     reader = stream.program("user2")
     with reader.connection.transaction(force_rollback=True):
-        rows = reader.execute(
-            "SELECT payload FROM messages.subscribe('READER', 'NEWS', 60)"
-        ).fetchall()
-    return [payload for (payload,) in rows]
+        return reader.got("READER", "NEWS")
 
 
 @pytest.fixture
