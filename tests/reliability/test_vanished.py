@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -11,7 +13,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Message, Node, Options
-from psqlmessages.exceptions import IdentTaken
+from psqlmessages.client import async_session
+from psqlmessages.exceptions import ConnectionLost, IdentTaken
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
 from tests.reliability.counts import report, size
@@ -23,6 +26,7 @@ from tests.sql.conftest import World
 
 FAULT = "the network stalls"
 TCP_REPAIR = 19
+SECONDS = 90
 # Time for a busy machine.
 GRACE = 30
 QUICK = Options(
@@ -35,6 +39,8 @@ KINDS = (
     "stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", "Node.pop",
     "pop by SQL",
 )  # fmt: skip
+ASKING = Options(probe_timeout=timedelta(seconds=0.5), answer_timeout=timedelta(seconds=60))
+TIMEOUT = timedelta(seconds=1)
 RULES = ("user1 WRITER Topic NEWS W 3600", "user2 READER* Topic NEWS R 3600")
 
 
@@ -109,6 +115,53 @@ def test_a_waiting_node_finds_it_soon(server: TestedServer, world: World, proxy:
     assert seconds < limit + GRACE
     assert returned < GRACE
     assert world.owner.query("SELECT count(*) FROM psqlmessages_client") == 0
+
+
+def ended(call: Callable[[], Any]) -> tuple[type[BaseException], float]:
+    """Return the error of a call and the seconds until then."""
+    began = monotonic()
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - returned to the test
+        return type(error), monotonic() - began
+    raise AssertionError("it was answered")
+
+
+def test_a_stalled_call_times_out(server: TestedServer, world: World, proxy: Proxy, monkeypatch):
+    """A call ends in time, also while another thread waits for an answer."""
+    monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.5)
+    world.rules("user1 ASKER* Rpc CALLEE W 60", "user2 CALLEE Rpc NOBODY W 60")
+    dsn = through(proxy, server.url("user1"))
+
+    async def ask() -> None:
+        async with AsyncNode("ASKER.2", dsn, options=ASKING) as node:
+            await asyncio.to_thread(proxy.stall)
+            await node.call("CALLEE", "?", timeout=TIMEOUT)
+
+    with (
+        Node("CALLEE", server.url("user2")),
+        Node("ASKER.1", dsn, options=ASKING) as node,
+        ThreadPoolExecutor() as pool,
+    ):
+        reading = pool.submit(lambda: list(node.messages()))
+        proxy.stall()
+        stuck = pool.submit(node.topic_status, "NEWS")
+        kind, seconds = ended(lambda: node.call("CALLEE", "?", timeout=TIMEOUT))
+        asynchronous, also = ended(lambda: asyncio.run(ask()))
+        node.stop()
+        assert not stuck.done()
+        proxy.heal()
+        for each in (stuck, reading):
+            each.exception(SECONDS)
+    report(
+        FAULT,
+        f"RPC with a timeout of 1 s: raises {kind.__name__} (Node),"
+        f" {asynchronous.__name__} (AsyncNode)",
+        node_seconds=seconds, async_node_seconds=also,
+    )  # fmt: skip
+    assert issubclass(kind, ConnectionLost)
+    assert issubclass(asynchronous, TimeoutError | ConnectionLost)
+    assert max(seconds, also) < TIMEOUT.total_seconds() + GRACE
 
 
 @pytest.mark.nightly  # 13 seconds until the keepalives have found it
