@@ -45,13 +45,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     return (yield)
 
 
-# Tests that take a minute or more. They start first, apart from the other tests of their files.
-# If they started last, one process would still run them when the others have finished.
-LONG = (
-    "tests/django/test_pages.py::test_the_pages_lead_a_newcomer_through_the_order_flow",
+# What takes a minute or more starts first: these tests, apart from the others of their files, then
+# these files. If it started last, one process would still run it when the others have finished.
+LONG_TESTS = (
+    "tests/django/test_pages.py::test_the_pages_lead_a_newcomer_through_the_order_flow[4]",
     "tests/web/test_browser.py::test_pages_are_accessible_and_show_names_as_text",
-    "tests/pipeline/test_faults.py::test_killed_drivers_neither_lose_nor_double_rows",
 )
+LONG_FILES = ("tests/pipeline/test_archive.py", "tests/web/test_browser.py")
 
 
 class SuiteScheduling(LoadFileScheduling):
@@ -61,11 +61,10 @@ class SuiteScheduling(LoadFileScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid in LONG:
+        if nodeid in LONG_TESTS:
             return nodeid
-        folder, _, name = str(super()._split_scope(nodeid)).rpartition("/")
-        shares_spark = folder == "tests/pipeline" and name != "test_faults.py"
-        return folder if shares_spark else f"{folder}/{name}"
+        file = str(super()._split_scope(nodeid))
+        return "tests/pipeline" if file.startswith("tests/pipeline/") else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -81,7 +80,7 @@ def uses(item: pytest.Item, fixture: str) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start the long tests first, then the files with the most tests, last those with sites.
+    """Start what is long first, then the files with the most tests, last those with sites.
 
     In a file, tests with a site come last, so that it need not start again, and behind them those
     with a browser: once it has started, `asyncio.run` is refused.
@@ -90,11 +89,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("random_order_enabled", False):
         tests_of = Counter(item.path for item in items)
         with_sites = {item.path for item in items if uses(item, "sites")}
-        files.sort(key=lambda path: (path in with_sites, -tests_of[path]))
+        long = {config.rootpath / file for file in LONG_FILES}
+        files.sort(key=lambda path: (path not in long, path in with_sites, -tests_of[path]))
     places = {path: place for place, path in enumerate(files)}
     items.sort(
         key=lambda item: (
-            item.nodeid not in LONG, places[item.path], uses(item, "sites"), uses(item, "browser"),
+            item.nodeid not in LONG_TESTS, places[item.path],
+            uses(item, "sites"), uses(item, "browser"),
         )
     )  # fmt: skip
 

@@ -269,8 +269,9 @@ def clean(server: TestedServer) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer):
-    tutorial, *guides = GUIDE
+@pytest.mark.parametrize("pages", [4, pytest.param(len(PAGES), marks=pytest.mark.nightly)])
+def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer, pages: int):
+    tutorial, *guides = GUIDE[:pages]
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     project, migrate, rest = tutorial.partition("$ python manage.py migrate --verbosity 0\n")
     newcomer.follow(f"{project}{migrate}```\n")

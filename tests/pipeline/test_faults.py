@@ -24,6 +24,7 @@ from psqlmessages.pipeline.exchange.definition import dump_exchanges
 from tests.conftest import TestedServer
 from tests.django.processes import manage, start, talking
 from tests.exchanges.field import Bed, Field
+from tests.pipeline.drivers import Streams
 from tests.pipeline.processes import FAULT, kill, until
 from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
@@ -35,6 +36,7 @@ from tests.sql.conftest import World
 
 __all__ = ["own_server", "own_world"]
 
+IS_FULL = size(0, 1) == 1
 KILLS = int(os.environ.get("KILLS", size(1, 9)))
 QUERIES = ("topic", "queue", "files", "taken")
 BATCHES_BETWEEN = 3
@@ -120,38 +122,49 @@ def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]
     return lost, sum(len(each) - len(set(each)) for each in found.values())
 
 
-def test_killed_drivers_neither_lose_nor_double_rows(world: World, tmp_path: Path, monkeypatch):
-    """The everyday one of all kills; amid its rows a task fails too, once for each query."""
+def test_killed_drivers_neither_lose_nor_double_rows(
+    world: World, tmp_path: Path, monkeypatch, request: pytest.FixtureRequest
+):
+    """One of all kills at each push; a task fails too, once for each query."""
+    if not IS_FULL:
+        request.getfixturevalue("spark")
     rows = int(os.environ.get("ROWS", size(600, 1_000_000)))
     names = ("topic", "queue")[: size(1, 2)]
     share = rows // (KILLS + 1)
+    batch = share // size(2, 6)
     rows = share * (KILLS + 1)
     allow_all(world)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for number in range(KILLS + 1):
-        # Each has something to do: the Java of a killed Python goes on for a moment.
+    for number in range(KILLS):
+        # Each has something to do: the Java of a killed Python continues for a moment.
         fill(world, number * share + 1, (number + 1) * share)
         before = sum(1 for _ in tmp_path.glob("checkpoint of */commits/[0-9]*"))
-        with closing(Driver(world, tmp_path, share // size(2, 6), "local[2,3]", *names)) as driver:
+        with closing(Driver(world, tmp_path, batch, "local[2,3]", *names)) as driver:
             # The second query begins after the first batch of the first one.
             until(lambda: driver.batches > before + len(names) - 1)  # noqa: B023
-            if number < KILLS:
-                by_chance(0.2 + rows / 300_000)
-                # Java ends without its Python, as Python does without its Java.
-                kill(driver.process, python=number % 2 == 0, java=number % 2 == 1)
-            else:
-                until(driver.has(rows, names))
+            by_chance(0.2 + rows / 300_000)
+            # Java ends without its Python, as Python does without its Java.
+            kill(driver.process, python=number % 2 == 0, java=number % 2 == 1)
+    fill(world, KILLS * share + 1, rows)
+    if IS_FULL:
+        with closing(Driver(world, tmp_path, batch, "local[2,3]", *names)) as driver:
+            until(driver.has(rows, names))
+        # The next driver has removed the files of those that were killed.
+        assert list(tmp_path.glob("psqlmessages-*/driver-*")) == []
+    else:
+        # The session of the other tests continues, which saves another start of Spark.
+        query = Streams(tmp_path, "local[2]", str(batch)).start("topic")
+        until(lambda: query.exception() or len(driver.bodies("topic")) >= rows)
+        query.stop()
+        assert query.exception() is None
     found = {name: driver.bodies(name) for name in names}
     lost, doubled = lost_and_doubled(found, rows)
     report(
         FAULT, "the pipeline's sink; driver and Java alternately", kills=KILLS,
-        rows=len(names) * rows,
-        lost=lost, duplicated=doubled,
+        rows=len(names) * rows, lost=lost, duplicated=doubled,
     )  # fmt: skip
     assert (lost, doubled) == (0, 0)
     assert (tmp_path / "topic").exists(), "no task has failed"
-    # Of those that were killed, the next one has swept what they left.
-    assert list(tmp_path.glob("psqlmessages-*/driver-*")) == []
 
 
 @pytest.mark.nightly  # PostgreSQL restarts under Spark
