@@ -21,7 +21,8 @@ from project.postgres import CLUSTERS, Server, binaries_of_wheel
 from project.postgres.binaries import major_version
 from tests.migrated_cluster import copy_cluster
 
-SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5"}
+# Tests kill servers, but cut no power: what is written need not be on the disk.
+SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5", "fsync": "off"}
 
 SERVER = pytest.StashKey[Server]()
 STOP_SITES = pytest.StashKey[Callable[[], None]]()
