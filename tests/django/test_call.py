@@ -1,6 +1,7 @@
 """call: a session of the process's own, which outlives connections, threads and forks."""
 
 import asyncio
+import inspect
 import os
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ from psqlmessages import Message, Node, exceptions, rpc_client
 from psqlmessages.django import acall, call, node
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from psqlmessages.orm import database_dsn
-from psqlmessages.rpc_client import close_clients
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.processes import environment, run_python
@@ -107,7 +107,12 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
     assert sender.startswith(f"shop.{os.getpid()}-")
     assert asyncio.run(ask_many()) == [{"answer": number} for number in range(100)]
     assert shop.owner.query(SESSIONS) == 1
-    close_clients()
+    # The pytest plugin closes the session at the end of a test.
+    from psqlmessages import pytest_plugin
+
+    fixture = inspect.unwrap(pytest_plugin._close_sessions)()
+    next(fixture)
+    assert next(fixture, None) is None
     assert shop.owner.query(SESSIONS) == 0
     assert call("PRICES", "who") != sender
 
