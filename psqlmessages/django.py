@@ -329,17 +329,24 @@ class ReservedElement(Element):
         """
         self._check(run(queue_calls.commit(self.ident, self), self.using))
 
-    def rollback(self, *, delay: Duration | None = None) -> None:
+    def rollback(self, *, delay: Duration | None = None) -> bool:
         """Give the element back as failed: to the end of the queue, or after ``delay``.
 
-        It counts one more try. Raises LeaseExpired if the lease has ended already.
+        It counts one more try. Returns True if that was the last one, so that the element became a
+        dead letter. Raises LeaseExpired if the lease has ended already.
         """
-        self._check(run(queue_calls.rollback(self.ident, self, delay=delay), self.using))
+        result = run(queue_calls.rollback(self.ident, self, delay=delay), self.using)
+        self._check(result)
+        return result.dead_lettered[0]
 
     def renew(self, duration: Duration = DEFAULT_DURATION) -> None:
         """Extend the lease to ``duration`` from now; raise LeaseExpired if it has ended."""
         statement = queue_calls.renew(self.ident, self.queue, self.lease, duration)
         self._check(fetch(*statement, self.using))
+
+    acommit = sync_to_async(commit)
+    arollback = sync_to_async(rollback)
+    arenew = sync_to_async(renew)
 
     def _check(self, is_valid: object) -> None:
         if not is_valid:

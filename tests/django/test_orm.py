@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -416,6 +416,29 @@ def test_a_commit_with_the_effect_is_done_once(stored: World):
     with pytest.raises(exceptions.LeaseExpired):
         second.renew()
     assert [(one.body, one.tries) for one in reserve_many("orders", 2)] == [("a", 1)]
+
+
+def test_a_rollback_tells_whether_the_element_became_a_dead_letter(stored: World):
+    async def take_twice() -> list[bool]:
+        (first,) = await sync_to_async(reserve_many)("failing", 1)
+        await first.arenew(60)
+        results = [await first.arollback(delay=0)]
+        async with areserve("failing") as second:
+            results.append(await second.arollback())
+        return results
+
+    allow_queue("failing", mode="A")
+    allow_queue("failing*")
+    stored.owner.ok("configure_queue", "shop", "failing", 2)
+    push("failing", "a", tries=1)
+    (element,) = reserve_many("failing", 1)
+    assert element.rollback() is True
+    push("failing", "b")
+    assert async_to_sync(take_twice)() == [False, True]
+    push("failing", "c")
+    (element,) = reserve_many("failing", 1)
+    async_to_sync(element.acommit)()
+    assert reserve_many("failing", 1) == []
 
 
 def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
