@@ -446,6 +446,7 @@ def call(
     time, CalleeGone if the node disconnected, CallFailed if its handler failed, or another
     MessagesError.
     """
+    as_timedelta(timeout, "timeout")
     if rpc_client.answer_in_tests is not None:
         return rpc_client.answer_in_tests(node, body)
     future = rpc_client.get_client(own_ident(), direct_dsn(using)).submit(node, body, timeout)
@@ -463,6 +464,7 @@ async def acall(
     using: str | None = None,
 ) -> Any:
     """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
+    as_timedelta(timeout, "timeout")
     if rpc_client.answer_in_tests is not None:
         return await sync_to_async(rpc_client.answer_in_tests)(node, body)
     future = rpc_client.get_client(own_ident(), direct_dsn(using)).submit(node, body, timeout)

@@ -3,17 +3,21 @@
 import inspect
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
+from itertools import product
 from typing import Any
 from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections, transaction
@@ -50,8 +54,10 @@ from psqlmessages.django import (
     send,
     send_many,
 )
+from psqlmessages.relay import auth as relay_auth
+from psqlmessages.rest import auth as rest_auth
 from psqlmessages.retry import RateLimitedLogger
-from psqlmessages.testing import allow_queue, sent_messages
+from psqlmessages.testing import allow_queue, answered_calls, sent_messages
 from tests.django.conftest import Changed
 from tests.django.pgbouncer import pgbouncer
 from tests.django.waiting import wait_until
@@ -507,6 +513,75 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(s
     for call in (read, pop):
         with pytest.raises(transaction.TransactionManagementError, match=r"transaction\.atomic"):
             call("orders")
+
+
+def test_a_value_of_a_wrong_type_is_refused_with_the_argument_and_what_is_allowed(stored: World):
+    functions, user = psqlmessages.django, User(pk=1)
+
+    def take(call: Callable[..., AbstractContextManager[object]], **arguments: object) -> None:
+        with call("orders", **arguments):
+            pass
+
+    async def take_async(**arguments: object) -> None:
+        async with areserve("orders", **arguments):
+            pass
+
+    push("orders", "x")
+    (element,) = reserve_many("orders", 1)
+    wrong = []
+    for argument, allowed, values, *calls in (
+        (
+            "timeout", "a timedelta or a number of seconds", ("x", None, True),
+            partial(call, "PRICES", 1), partial(async_to_sync(functions.acall), "PRICES", 1),
+            partial(read_stream, "worker.1", "ORDERS"),
+        ),
+        (
+            "delay", "a timedelta or a number of seconds", ("5", [5]),
+            partial(push, "orders", 1), partial(push_many, "orders", [1]), element.rollback,
+            partial(take, reserve), async_to_sync(take_async),
+        ),
+        (
+            "duration", "a timedelta or a number of seconds", ("5", None),
+            partial(take, reserve), async_to_sync(take_async), element.renew,
+            partial(reserve_many, "orders", 1),
+        ),
+        (
+            "lifetime", "a timedelta or a number of seconds", ("x", None, HOUR.total_seconds),
+            partial(relay_auth.token_for, user), partial(rest_auth.token_for, user),
+        ),
+        ("mature", "a datetime with a time zone", ("5", 5), partial(push, "orders", 1)),
+        ("max_rows", "an int", ("5", None, 5.0), partial(read_stream, "worker.1", "ORDERS")),
+        ("count", "an int", ("5", None), partial(pop, "orders"), partial(reserve_many, "orders")),
+        ("tries", "an int", ("5", None), partial(push, "orders", 1)),
+        ("headers", "a mapping with str keys", ("{}", {1: 2}), partial(push, "orders", 1)),
+        ("headers", "a list or another iterable", (5, "ab"), partial(push_many, "orders", [1, 2])),
+        ("keys", "a list or another iterable", (5, "ab"), partial(push_many, "orders", [1, 2])),
+        (
+            "bodies", "a list or another iterable", (5, "ab"), partial(push_many, "orders"),
+            partial(send_many, "ORDERS"), partial(publish_many, "ORDERS"),
+        ),
+        ("a name or token", "a str", (5, b"x"), partial(push, body=1), partial(send, body=1)),
+    ):  # fmt: skip
+        for value, function in product(values, calls):
+            arguments = {argument: value}
+            if argument == "a name or token":
+                name = next(iter(inspect.signature(function).parameters))
+                arguments = {name: value}
+            try:
+                with transaction.atomic():
+                    function(**arguments)
+            except TypeError as error:
+                if f"{argument} must be {allowed}" in str(error) and repr(value) in str(error):
+                    continue
+                wrong.append((function, arguments, error))
+            else:
+                wrong.append((function, arguments, "accepted"))
+    assert wrong == []
+    # Also if a handler of the test's process would answer.
+    with answered_calls(), pytest.raises(TypeError, match="timeout must be"):
+        call("PRICES", 1, timeout="x")
+    with pytest.raises(ValueError, match="lifetime must end before"):
+        relay_auth.token_for(user, math.inf)
 
 
 def test_published_messages_are_collected_in_tests(shop: World):
