@@ -26,8 +26,8 @@ from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import LeaseExpired, MessagesError, NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
-    counting_refused_calls,
     direct_dsn,
+    explaining_refused_calls,
     fetch,
     own_ident,
     postgresql_connection,
@@ -157,7 +157,7 @@ def send_many(
         # An error rolls back the bodies sent before it, but not the outer transaction.
         with transaction.atomic(using=resolve_alias(using)):
             for (answer,) in fetch(_SEND_MANY, (*names, enc, texts), using):
-                with counting_refused_calls(names):
+                with explaining_refused_calls(_SEND_MANY, names, using):
                     calls.raise_for_error(answer)
     except NoListeners:
         if require_listener:

@@ -4,9 +4,10 @@ import inspect
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -582,6 +583,54 @@ def test_a_value_of_a_wrong_type_is_refused_with_the_argument_and_what_is_allowe
         call("PRICES", 1, timeout="x")
     with pytest.raises(ValueError, match="lifetime must end before"):
         relay_auth.token_for(user, math.inf)
+
+
+def test_the_statement_in_an_error_adds_the_rules_that_the_call_needs(stored: World):
+    def repeat(error: type[exceptions.MessagesError], call: Callable[[], object]) -> object:
+        """Execute the statement that the error prints, and repeat the call."""
+        with pytest.raises(error) as raised:
+            call()
+        (statement,) = re.findall(r"INSERT INTO messages\.auth .*(?=\))", str(raised.value))
+        stored.owner.connection.execute(statement)
+        return call()
+
+    def open_and_close(ident: str) -> None:
+        with node(ident):
+            pass
+
+    missing, unknown = exceptions.TopicNotExistent, exceptions.IdentNotExistent
+    denied = exceptions.DestinationNotAuthorized
+    owner = Server.owner
+    stored.rules(f"{owner} it's* Topic ORDERS RW 60", f"{owner} shop Rpc VAT W 60")
+    repeat(missing, partial(publish, "it's new", 1))
+    repeat(missing, lambda: send("new", 1))
+    repeat(missing, lambda: send_many("many", [1]))
+    repeat(missing, lambda: async_to_sync(aread_stream)("worker.1", "read"))
+    repeat(denied, lambda: push("first", 1))
+    repeat(denied, lambda: async_to_sync(apop)("second"))
+    repeat(denied, lambda: reserve_many("it's third", 1, ident="it's me"))
+    # No rule names the acting node.
+    repeat(unknown, lambda: push("fourth", 1, ident="nobody"))
+    repeat(unknown, lambda: send("fifth", 1, ident="somebody"))
+    repeat(exceptions.IdentNotAuthorized, partial(open_and_close, "new"))
+    with node("shop") as shop:
+        repeat(missing, partial(shop.topic_listen, "of a node"))
+        repeat(denied, partial(shop.push, "of a node", 1))
+        repeat(denied, partial(shop.pop, "popped by a node"))
+        # The called node has its rule, and is not connected.
+        for ask, callee in ((call, "TAXES"), (shop.call, "VAT")):
+            with pytest.raises(exceptions.NotConnected):
+                repeat(unknown, partial(ask, callee, 1))
+            open_and_close(callee)
+
+    def send_to_listener() -> bool:
+        # The statement has NODE in place of the name of the listener.
+        with suppress(exceptions.IdentNotAuthorized), node("NODE") as listener:
+            listener.topic_listen("new")
+            return send("new", 1, require_listener=True)
+        return send("new", 1, require_listener=True)
+
+    assert repeat(exceptions.NoListeners, send_to_listener)
 
 
 def test_published_messages_are_collected_in_tests(shop: World):
