@@ -1,4 +1,4 @@
-"""Install push with a delay as an interval, and with a key for a JSON value."""
+"""Install push with other types, and the removal of queues that were only waited for."""
 
 from typing import ClassVar
 
