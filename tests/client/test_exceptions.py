@@ -47,11 +47,8 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do():
         (5, "there are no permissions for ident A", "'A', 'Topic', 'TOPIC', 'RW', 60)"),
         (9, "Topic {X} is not existent", "'NODE', 'Topic', '{X}', 'RW', 60)"),
         (10, "cannot listeners for Topic X", "'NODE', 'Topic', 'X', 'R', 60)"),
-        (
-            16, "Client A don't exist",
-            ("'A', 'Topic', 'TOPIC', 'RW', 60), ('ROLE', 'NODE', 'Rpc', 'A', 'W', 60)"
-            " ON CONFLICT DO NOTHING"),
-        ),
+        (16, "Client A don't exist", ("'A', 'Topic', 'TOPIC', 'RW', 60), "
+         "('ROLE', 'NODE', 'Rpc', 'A', 'W', 60) ON CONFLICT DO NOTHING")),
         (9, "in other words", "'NODE', 'Topic', 'TOPIC', 'RW', 60)"),
     ):  # fmt: skip
         assert str(error_for(number, text)).startswith(f"{number}: {text} (")

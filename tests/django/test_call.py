@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from time import monotonic
 
@@ -106,13 +106,11 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
         (sender,) = set(threads.map(lambda _: str(call("PRICES", "who")), range(40)))
     assert sender.startswith(f"shop.{os.getpid()}-")
     assert asyncio.run(ask_many()) == [{"answer": number} for number in range(100)]
-    assert shop.owner.query(SESSIONS) == 1
     # The pytest plugin closes the session at the end of a test.
     from psqlmessages import pytest_plugin
 
-    fixture = inspect.unwrap(pytest_plugin._close_sessions)()
-    next(fixture)
-    assert next(fixture, None) is None
+    with contextmanager(inspect.unwrap(pytest_plugin._close_sessions))():
+        assert shop.owner.query(SESSIONS) == 1
     assert shop.owner.query(SESSIONS) == 0
     assert call("PRICES", "who") != sender
 

