@@ -26,8 +26,8 @@ from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import LeaseExpired, MessagesError, NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
-    counting_refused_calls,
     direct_dsn,
+    explaining_refused_calls,
     fetch,
     own_ident,
     postgresql_connection,
@@ -157,7 +157,7 @@ def send_many(
         # An error rolls back the bodies sent before it, but not the outer transaction.
         with transaction.atomic(using=resolve_alias(using)):
             for (answer,) in fetch(_SEND_MANY, (*names, enc, texts), using):
-                with counting_refused_calls(names):
+                with explaining_refused_calls(_SEND_MANY, names, using):
                     calls.raise_for_error(answer)
     except NoListeners:
         if require_listener:
@@ -329,17 +329,24 @@ class ReservedElement(Element):
         """
         self._check(run(queue_calls.commit(self.ident, self), self.using))
 
-    def rollback(self, *, delay: Duration | None = None) -> None:
+    def rollback(self, *, delay: Duration | None = None) -> bool:
         """Give the element back as failed: to the end of the queue, or after ``delay``.
 
-        It counts one more try. Raises LeaseExpired if the lease has ended already.
+        It counts one more try. Returns True if that was the last one, so that the element became a
+        dead letter. Raises LeaseExpired if the lease has ended already.
         """
-        self._check(run(queue_calls.rollback(self.ident, self, delay=delay), self.using))
+        result = run(queue_calls.rollback(self.ident, self, delay=delay), self.using)
+        self._check(result)
+        return result.dead_lettered[0]
 
     def renew(self, duration: Duration = DEFAULT_DURATION) -> None:
         """Extend the lease to ``duration`` from now; raise LeaseExpired if it has ended."""
         statement = queue_calls.renew(self.ident, self.queue, self.lease, duration)
         self._check(fetch(*statement, self.using))
+
+    acommit = sync_to_async(commit)
+    arollback = sync_to_async(rollback)
+    arenew = sync_to_async(renew)
 
     def _check(self, is_valid: object) -> None:
         if not is_valid:
@@ -439,6 +446,7 @@ def call(
     time, CalleeGone if the node disconnected, CallFailed if its handler failed, or another
     MessagesError.
     """
+    as_timedelta(timeout, "timeout")
     if rpc_client.answer_in_tests is not None:
         return rpc_client.answer_in_tests(node, body)
     future = rpc_client.get_client(own_ident(), direct_dsn(using)).submit(node, body, timeout)
@@ -456,6 +464,7 @@ async def acall(
     using: str | None = None,
 ) -> Any:
     """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
+    as_timedelta(timeout, "timeout")
     if rpc_client.answer_in_tests is not None:
         return await sync_to_async(rpc_client.answer_in_tests)(node, body)
     future = rpc_client.get_client(own_ident(), direct_dsn(using)).submit(node, body, timeout)

@@ -6,19 +6,34 @@ Programs should examine the class or the number. The text is for people: it may 
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 DOCS_URL = "https://psqlmessages.readthedocs.io/en/stable/"
 
 classes_by_number: dict[int, type[MessagesError]] = {}
 
 
+class Caller(NamedTuple):
+    """Who made a call, and the topic, queue or node that it named; words in capitals: unknown."""
+
+    role: str = "ROLE"
+    ident: str = "NODE"
+    type: str = "Topic"
+    dest: str = "TOPIC"
+
+
+# Role, ident, type, dest and mode.
+Rule = tuple[str, str, str, str, str]
+
+
 class MessagesError(Exception):
     """Base of all errors of this package; also the class of errors with an unknown number."""
 
     number: int | None = None
-    #: What to do; may contain {ident}, {type} and {dest}, whose values come from the text.
+    #: What to do. A statement that adds the missing rules follows, if there are any.
     hint: ClassVar[str] = ""
+    #: Set by the functions that know the caller.
+    caller: Caller = Caller()
     # Finds these values in the text. The protocol fixes the texts of the errors 1 to 21.
     _pattern: ClassVar[str] = ""
 
@@ -48,13 +63,27 @@ class MessagesError(Exception):
         match = re.fullmatch(self._pattern, self.text, re.DOTALL) if self._pattern else None
         return match.groupdict() if match else {}
 
+    def missing_rules(self) -> list[Rule]:
+        """Return the rules that would allow the call."""
+        return []
+
     def __str__(self) -> str:
         numbered = f"{self.number}: {self.text}" if self.number is not None else self.text
-        if not self._pattern:
-            return f"{numbered} ({self.hint})" if self.hint else numbered
-        values = {"ident": "NODE", "type": "Topic", "dest": "TOPIC", **self.values}
-        quoted = {key: value.replace("'", "''") for key, value in values.items()}
-        return f"{numbered} ({self.hint.format(**quoted)})"
+        rules = self.missing_rules()
+        hint = f"{self.hint}: {insert_rules(*rules)}" if rules else self.hint
+        return f"{numbered} ({hint})" if hint else numbered
+
+    def _missing_rule(self, *, ident: str = "", type_: str = "", dest: str = "") -> Rule:
+        """Return a rule for the caller, with these values in place of what the call named."""
+        caller = self.caller
+        type_ = type_ or caller.type
+        return (
+            caller.role,
+            ident or caller.ident,
+            type_,
+            dest or caller.dest,
+            "W" if type_ == "Rpc" else "RW",
+        )
 
 
 def error_for(number: int, text: str) -> MessagesError:
@@ -63,11 +92,17 @@ def error_for(number: int, text: str) -> MessagesError:
     return error_class(text) if error_class else MessagesError(text, number=number)
 
 
-def insert_rule(ident: str, type_: str, dest: str, mode: str) -> str:
-    """Return the statement that adds a rule."""
+def insert_rules(*rules: Rule) -> str:
+    """Return the statement that adds rules."""
+    rows = ", ".join(f"({', '.join(map(_literal, rule))}, 60)" for rule in rules)
     columns = "(role, ident, type, dest, mode, timeout)"
-    values = f"('ROLE', '{ident}', '{type_}', '{dest}', '{mode}', 60)"
-    return f"INSERT INTO messages.auth {columns} VALUES {values}"  # noqa: S608
+    # If several rules are needed, some of them may exist.
+    conflict = " ON CONFLICT DO NOTHING" if len(rules) > 1 else ""
+    return f"INSERT INTO messages.auth {columns} VALUES {rows}{conflict}"  # noqa: S608
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 class InvalidArgument(MessagesError):
@@ -127,8 +162,13 @@ class NotAuthorized(MessagesError):
 class DestinationNotAuthorized(NotAuthorized, number=2):
     """No rule lets this node use this topic, queue or node."""
 
-    hint = "allow it with: " + insert_rule("NODE", "{type}", "{dest}", "W")
+    hint = "allow it with"
     _pattern = "cannot use (?P<type>.*) to (?P<dest>.*)"
+
+    def missing_rules(self) -> list[Rule]:
+        """Return the rule for the caller."""
+        values = self.values
+        return [self._missing_rule(type_=values.get("type", ""), dest=values.get("dest", ""))]
 
 
 class ModeNotAuthorized(NotAuthorized, number=3):
@@ -141,10 +181,13 @@ class ModeNotAuthorized(NotAuthorized, number=3):
 class IdentNotAuthorized(NotAuthorized, number=5):
     """No rule lets this PostgreSQL role register this node name."""
 
-    hint = "no rule names this node for this role; allow it with: " + insert_rule(
-        "{ident}", "Topic", "TOPIC", "RW"
-    )
+    hint = "no rule names this node for this role; allow it with"
     _pattern = "there are no permissions for ident (?P<ident>.*)"
+
+    def missing_rules(self) -> list[Rule]:
+        """Return the rule for the node, or for the pattern that the caller uses."""
+        is_named = self.caller.ident != Caller().ident
+        return [self._missing_rule(ident="" if is_named else self.values.get("ident", ""))]
 
 
 class NotListening(NotAuthorized, number=11):
@@ -180,10 +223,12 @@ class NotExistent(MessagesError):
 class TopicNotExistent(NotExistent, number=9):
     """No rule names exactly this topic, and no node has created it under a pattern rule."""
 
-    hint = "no rule names this topic; allow it with: " + insert_rule(
-        "NODE", "Topic", "{dest}", "RW"
-    )
+    hint = "no rule names this topic; allow it with"
     _pattern = "Topic (?P<dest>.*) is not existent"
+
+    def missing_rules(self) -> list[Rule]:
+        """Return the rule for the caller."""
+        return [self._missing_rule(type_="Topic", dest=self.values.get("dest", ""))]
 
 
 class MessageNotExistent(NotExistent, number=13):
@@ -191,12 +236,21 @@ class MessageNotExistent(NotExistent, number=13):
 
 
 class IdentNotExistent(NotExistent, number=16):
-    """No rule names the receiving node."""
+    """No rule names the receiving node, or the acting node itself."""
 
-    hint = "no rule names this node; allow it with: " + insert_rule(
-        "{ident}", "Topic", "TOPIC", "RW"
-    )
+    hint = "no rule names this node; allow it with"
     _pattern = "Client (?P<ident>.*) don't exist"
+
+    def missing_rules(self) -> list[Rule]:
+        """Return the rule of the acting node; or those of the receiving node and of its caller."""
+        named = self.values.get("ident", "")
+        if named == self.caller.ident:
+            return [self._missing_rule()]
+        receiver = Caller(self.caller.role, named or "NODE")
+        return [
+            (*receiver, "RW"),
+            self._missing_rule(type_="Rpc", dest=receiver.ident),
+        ]
 
 
 class AskerNotExistent(NotExistent, number=19):
@@ -236,9 +290,13 @@ class NoListeners(Unreachable, number=10):
 
     hint = (
         "start a node that listens, or use a stream or a queue, which store messages; if no rule"
-        " lets the node listen, allow it with: " + insert_rule("NODE", "Topic", "{dest}", "R")
+        " lets the node listen, allow it with"
     )
     _pattern = "cannot listeners for Topic (?P<dest>.*)"
+
+    def missing_rules(self) -> list[Rule]:
+        """Return the rule of the listening node, which may have another role than the caller."""
+        return [(self.caller.role, Caller().ident, "Topic", self.values.get("dest", "TOPIC"), "R")]
 
 
 class NotConnected(Unreachable, number=17):

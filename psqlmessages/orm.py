@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -15,9 +16,12 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages.client.calls import Call, translate_error
 from psqlmessages.client.refused_calls import refused_calls
 from psqlmessages.conf import get_settings
-from psqlmessages.exceptions import MessagesError
+from psqlmessages.exceptions import Caller, MessagesError
 
 DIRECT_ALIAS: Final = "direct"
+
+# Other calls of Django's functions name a queue.
+_TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe)")
 
 T = TypeVar("T")
 
@@ -82,8 +86,26 @@ def own_ident(ident: str | None = None) -> str:
 def run(call: Call[T], using: str | None) -> T:
     """Run a call; an error in its answer is raised, but does not break the transaction."""
     rows = fetch(call.sql, call.params, using)
-    with counting_refused_calls(call.params):
+    with explaining_refused_calls(call.sql, call.params, using):
         return call.read(rows[0][0] if rows else None)
+
+
+@contextmanager
+def explaining_refused_calls(
+    sql: str, params: Sequence[Any] | Mapping[str, Any], using: str | None
+) -> Iterator[None]:
+    """Count a call that is refused in the block; its error shows the rule for the caller."""
+    try:
+        with counting_refused_calls(params):
+            yield
+    except MessagesError as error:
+        type_ = "Topic" if _TOPIC_CALL.search(sql) else "Queue"
+        ident, dest = (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
+        if not isinstance(dest, str) or not dest:
+            dest = type_.upper()
+        role = postgresql_connection(using).connection.info.user
+        error.caller = Caller(role, str(ident), type_, dest)
+        raise
 
 
 @contextmanager
@@ -106,7 +128,7 @@ def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
         try:
             cursor.execute(sql, params)
         except DatabaseError as error:
-            with counting_refused_calls(params):
+            with explaining_refused_calls(sql, params, using):
                 raise_messages_error(error)
             raise
         return cursor.fetchall()

@@ -16,7 +16,7 @@ from typing import Any
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.client.options import Options
-from psqlmessages.exceptions import CallTimeout, NodeClosed
+from psqlmessages.exceptions import CallTimeout, MessagesError, NodeClosed
 
 _CLOSING_SECONDS = 6.0
 # Less than by default: the statements of calls take little time, and while one runs, no probe
@@ -69,8 +69,14 @@ class RpcClient:
 
     async def _call(self, node: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
         connect_timeout = max(as_timedelta(timeout, "timeout"), _MIN_CONNECT_TIMEOUT)
-        own_node = await self._connect(connect_timeout.total_seconds())
-        return await own_node.call(node, body, timeout=timeout)
+        try:
+            own_node = await self._connect(connect_timeout.total_seconds())
+            return await own_node.call(node, body, timeout=timeout)
+        except MessagesError as error:
+            # The next process has another ident: the rule must name them all.
+            pattern = f"{self.ident.rpartition('.')[0]}.*"
+            error.caller = error.caller._replace(ident=pattern, type="Rpc", dest=node)
+            raise
 
     async def _connect(self, seconds: float) -> AsyncNode:
         """Return the node; open it if it is not open yet."""

@@ -140,8 +140,13 @@ def decode(text: str, enc: str | None) -> Any:
 
 def list_bodies(values: Iterable[Any]) -> list[Any]:
     """Return the bodies of a call that sends many; a single str or bytes is an error."""
-    if isinstance(values, str | bytes):
-        raise TypeError(f"bodies must be a list or another iterable of bodies, not {values!r:.100}")
+    return list_values(values, "bodies")
+
+
+def list_values(values: Iterable[Any], name: str) -> list[Any]:
+    """Return a list of values, one for each body; ``name`` is the argument's name."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list or another iterable of {name}, not {values!r:.100}")
     return list(values)
 
 

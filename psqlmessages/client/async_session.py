@@ -413,6 +413,7 @@ class AsyncNodeSession:
     async def _connect(self) -> None:
         connection = await self._connector.connect_async()
         buffer = NotificationBuffer(connection.pgconn)
+        self._state.role = connection.info.user
         try:
             await run_steps_async(
                 self._state.restore_calls(), partial(self._execute_call, connection)

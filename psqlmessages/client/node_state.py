@@ -40,6 +40,7 @@ from psqlmessages.client.registration import Registration
 from psqlmessages.client.transactions import Steps, Wait
 from psqlmessages.client.wakeups import PUBLISHED, WaitLists, WakeupCounters
 from psqlmessages.exceptions import (
+    Caller,
     CallFailed,
     ConnectionLost,
     IdentTaken,
@@ -98,6 +99,8 @@ class NodeState:
 
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
+        # The PostgreSQL role of the connection.
+        self.role = Caller().role
         self.options = options
         self.registration = Registration(ident)
         self.heartbeat = Heartbeat(options)
@@ -371,7 +374,7 @@ class NodeState:
                     yield calls.end_backend(self.backend)
                 raise
             except NotAuthorized as error:
-                refused_calls.record(ident, error)
+                self._record_refused_call(ident, error)
                 if ident == self.ident:
                     raise
                 self._drop_registration(ident, "init", ident, error)
@@ -391,7 +394,7 @@ class NodeState:
             except MessagesError as error:
                 if error.number is None:
                     raise
-                refused_calls.record(ident, error)
+                self._record_refused_call(ident, error)
                 function, topic = call.registers or ("", "")
                 self._drop_registration(ident, function, topic, error)
 
@@ -420,7 +423,12 @@ class NodeState:
 
     def on_call_failed(self, call: Call[Any], error: Exception) -> None:
         """Record a call that failed."""
-        refused_calls.record(call.ident or self.registration.acting or self.ident, error)
+        self._record_refused_call(call.ident or self.registration.acting or self.ident, error)
+
+    def _record_refused_call(self, ident: str, error: Exception) -> None:
+        refused_calls.record(ident, error)
+        if isinstance(error, MessagesError):
+            error.caller = Caller(self.role, ident)
 
     def on_connected(self, now: float) -> None:
         """Record a new connection with all nodes registered; after a loss, queue "reconnected"."""

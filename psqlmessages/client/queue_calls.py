@@ -31,7 +31,7 @@ from psqlmessages.client.transactions import (
     transaction,
 )
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
+from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many, list_values
 
 
 class AckResult(tuple[bool, ...]):  # noqa: SLOT001 - a tuple has no slots for attributes
@@ -221,13 +221,11 @@ def push_many(
             *check_names(ident, queue),
             texts,
             enc,
-            _one_per_body("headers", map(_encode_headers, headers), texts)
-            if headers is not None
-            else None,
+            _one_per_body("headers", headers, _encode_headers, texts),
             _check_mature(mature),
             _delay_seconds(delay),
             check_int(tries, "tries"),
-            _one_per_body("keys", map(_check_key, keys), texts) if keys is not None else None,
+            _one_per_body("keys", keys, _check_key, texts),
         ),
         lambda answer: [int(id_) for id_ in raise_for_error(answer)["Ids"]],
         may_share_round_trip=True,
@@ -485,8 +483,15 @@ def _check_key(key: str | None) -> str | None:
     return check_names(key)[0] if key is not None else None
 
 
-def _one_per_body(name: str, values: Iterable[str | None], texts: list[str]) -> list[str | None]:
-    entries = list(values)
+def _one_per_body(
+    name: str,
+    values: Iterable[Any] | None,
+    convert: Callable[[Any], str | None],
+    texts: list[str],
+) -> list[str | None] | None:
+    if values is None:
+        return None
+    entries = [convert(value) for value in list_values(values, name)]
     if len(entries) != len(texts):
         raise ValueError(f"{len(entries)} {name} for {len(texts)} bodies: each needs its own")
     return entries

@@ -413,6 +413,7 @@ class NodeSession:
     def _connect_and_register(self) -> None:
         connection = self._connector.connect()
         buffer = NotificationBuffer(connection.pgconn)
+        self._state.role = connection.info.user
         try:
             run_steps(self._state.restore_calls(), partial(self._execute_call, connection))
             # A signal handler may have closed the node during this method.

@@ -12,6 +12,7 @@ from psqlmessages import wire
 from psqlmessages.client.calls import (
     Call,
     Merging,
+    check_int,
     check_names,
     raise_for_error,
     read_changed,
@@ -208,7 +209,7 @@ def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> Sq
     """Read the next messages, or subscribe; the commit of the transaction moves the position."""
     return SqlStatement(
         f"SELECT {columns} FROM messages.subscribe(%s, %s, %s::int, %s::int)",  # noqa: S608
-        (*key, max_rows),
+        (*key, check_int(max_rows, "max_rows")),
     )
 
 

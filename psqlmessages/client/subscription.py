@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import psycopg
 
 from psqlmessages.client import stream_calls
-from psqlmessages.client.calls import is_transient
+from psqlmessages.client.calls import check_int, is_transient
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.stream_calls import (
@@ -67,7 +67,7 @@ class SubscriptionReader:
         self._state = state
         self.topic = topic
         self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
-        self._max_rows = max_rows
+        self._max_rows = check_int(max_rows, "max_rows")
         self._batch_rows = min(max_rows, _FIRST_BATCH_ROWS)
         self._idle_seconds = seconds_of(idle, "idle") if idle is not None else inf
         # Each acknowledgement, and each read that finds nothing, keeps the subscription alive.

@@ -22,7 +22,7 @@ from psqlmessages.cli.doctor_checks import (
     transaction_finding,
 )
 from psqlmessages.cli.output import one_line
-from psqlmessages.exceptions import insert_rule
+from psqlmessages.exceptions import insert_rules
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models.names import isolate
 
@@ -448,8 +448,7 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
 
 def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
     """Return the statement that adds a missing rule; words in capitals are to be replaced."""
-    names = (ident, type_ or "Topic", dest or "TOPIC", mode or "W")
-    return insert_rule(*(name.replace("'", "''") for name in names))
+    return insert_rules(("ROLE", ident, type_ or "Topic", dest or "TOPIC", mode or "W"))
 
 
 # The server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,7 @@ from django.core import signing
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.utils.crypto import constant_time_compare
 
+from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.models import WebIdentity
 from psqlmessages.models.names import NAME_CHARACTERS, patterns
 
@@ -27,13 +28,16 @@ class Claim(NamedTuple):
     expires_at: datetime
 
 
-def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
+def token_for(user: Any, lifetime: Duration, *, purpose: str = PURPOSE) -> str:
     """Issue a token that lets a program connect as a user: ``Authorization: Bearer …``.
 
     It is valid until its lifetime ends or the user's password changes. Anyone who has the token can
     act as the user, for this purpose only.
     """
-    expires_at = datetime.now(UTC) + lifetime
+    try:
+        expires_at = datetime.now(UTC) + as_timedelta(lifetime, "lifetime")
+    except OverflowError:
+        raise ValueError(f"lifetime must end before the year 10000, not after {lifetime}") from None
     token: str = signing.dumps(
         {
             "user": user._meta.pk.value_to_string(user),

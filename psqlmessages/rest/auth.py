@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,6 +15,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.middleware.csrf import CsrfViewMiddleware
 from ninja.security.base import AuthBase
 
+from psqlmessages.client.durations import Duration
 from psqlmessages.relay import auth as relay_auth
 from psqlmessages.relay.revalidation import Credentials, in_thread
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
@@ -29,7 +29,7 @@ _MAX_LISTED_IDENTS: Final = 50
 T = TypeVar("T")
 
 
-def token_for(user: Any, lifetime: timedelta) -> str:
+def token_for(user: Any, lifetime: Duration) -> str:
     """Issue a token for API calls as a user, to send as ``Authorization: Bearer TOKEN``.
 
     Anyone who has the token acts as the user. It becomes invalid after its lifetime, and if the

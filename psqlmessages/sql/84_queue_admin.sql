@@ -615,6 +615,37 @@ COMMENT ON FUNCTION messages._restart_waits IS
     'After the clock was set back: let delays, leases and keys that begin in the future begin now, with the same duration. Updates at most 10,000 rows of each table, and skips locked ones. Returns whether rows are left.';
 
 
+CREATE OR REPLACE FUNCTION messages._remove_unused_queues(
+    since timestamp with time zone
+)
+RETURNS int
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_removed int;
+BEGIN
+    -- Keep the row, as _remove_queue does, so that no push at the same moment is lost. A queue that has held an element
+    -- has counts. The margin is for readers that are about to call queue_listen again.
+    UPDATE psqlmessages_queue AS q SET is_removed = true
+    WHERE q.id = ANY (ARRAY(
+        SELECT u.id FROM psqlmessages_queue AS u
+        WHERE u.awaited_until > greatest(since, 'epoch') AND u.awaited_until < clock_timestamp() - interval '10 seconds'
+          AND NOT u.is_removed AND NOT u.is_paused
+          -- The default settings.
+          AND u.max_tries IS NULL AND u.dead_letter_queue = '__deadletter__' AND u.key_timeout = 86400
+          AND NOT EXISTS (SELECT FROM psqlmessages_queuecount AS c WHERE c.queue_id = u.id)
+          AND NOT EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = u.id)
+        LIMIT 10000 FOR NO KEY UPDATE SKIP LOCKED
+    ));
+    GET DIAGNOSTICS v_removed = ROW_COUNT;
+    RETURN v_removed;
+END
+$$;
+
+COMMENT ON FUNCTION messages._remove_unused_queues IS
+    'Remove queues that a wait has made, perhaps for a mistyped name: they have never held an element and have default settings, and the last wait ended after since. Returns their number. Never waits for locks.';
+
+
 CREATE OR REPLACE FUNCTION messages._maintain_queues()
 RETURNS int
 LANGUAGE plpgsql
@@ -664,6 +695,8 @@ BEGIN
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
+    -- Older ones are left to the command prune, so that this takes little time.
+    PERFORM messages._remove_unused_queues(v_now - interval '1 hour');
     -- An element whose lease has expired is available again without an update, but after its last try a dead letter.
     FOR v_queue IN
         SELECT * FROM psqlmessages_queue AS q
@@ -681,7 +714,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_queues IS
-    'Delete expired keys, sum up counts, move dead letters. Many sessions call this; it works at most once a second, in the session that gets the row lock. Returns the number of dead letters. Never waits for locks.';
+    'Delete expired keys, sum up counts, remove unused queues, move dead letters. Many sessions call this; it works at most once a second, in the session that gets the row lock. Returns the number of dead letters. Never waits for locks.';
 
 
 CREATE OR REPLACE FUNCTION messages._queues_have_work()

@@ -86,26 +86,59 @@ COMMENT ON FUNCTION messages.publish(text, text, jsonb) IS
     'As publish with text, for a JSON value.';
 
 
--- A call with null or untyped values must match only one of the two functions, so the order and names of the parameters
--- matter: of two types at one position, one is text, which PostgreSQL prefers, and only the other function has `delay`.
+-- A call of push with null or untyped values must match only the function with text, so the order of the parameters
+-- matters: at each position that function has text, which PostgreSQL prefers, or all have the same type. For the same reason there are no overloads with arrays of jsonb: text[] and jsonb[] have one category.
 CREATE OR REPLACE FUNCTION messages.push(
     client_id text,
     queue text,
     body jsonb,
     headers jsonb DEFAULT NULL,
     after interval DEFAULT NULL,
-    mature timestamp with time zone DEFAULT NULL
+    mature timestamp with time zone DEFAULT NULL,
+    delay float8 DEFAULT NULL,
+    tries int DEFAULT 0,
+    key text DEFAULT NULL
 )
 RETURNS json
 LANGUAGE sql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
-    SELECT messages.push(client_id, queue, body::text, 'json', headers::text, mature, extract(epoch FROM after)::float8);
+    SELECT messages.push(
+        client_id, queue, body::text, 'json', headers::text, mature,
+        coalesce(extract(epoch FROM after)::float8, delay), tries, key
+    );
 $$;
 
-COMMENT ON FUNCTION messages.push(text, text, jsonb, jsonb, interval, timestamptz) IS
+COMMENT ON FUNCTION messages.push(text, text, jsonb, jsonb, interval, timestamptz, float8, int, text) IS
     'As push with text, for a JSON value and headers as a JSON object. after: the delay.';
+
+
+CREATE OR REPLACE FUNCTION messages.push(
+    client_id text,
+    queue text,
+    body text,
+    after interval,
+    headers text DEFAULT NULL,
+    mature timestamp with time zone DEFAULT NULL,
+    delay float8 DEFAULT NULL,
+    tries int DEFAULT 0,
+    key text DEFAULT NULL,
+    enc text DEFAULT NULL
+)
+RETURNS json
+LANGUAGE sql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+    SELECT messages.push(
+        client_id, queue, body, enc, headers, mature,
+        coalesce(extract(epoch FROM after)::float8, delay), tries, key
+    );
+$$;
+
+COMMENT ON FUNCTION messages.push(text, text, text, interval, text, timestamptz, float8, int, text, text) IS
+    'As push with seconds. after: the delay.';
 
 
 CREATE OR REPLACE FUNCTION messages.reserve(

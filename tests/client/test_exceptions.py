@@ -42,13 +42,15 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do():
     assert type(error) is exceptions.TopicNotExistent
     insert = "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES ('ROLE', "
     for number, text, values in (
-        (2, "cannot use Queue to it's", "'NODE', 'Queue', 'it''s', 'W', 60)"),
+        (2, "cannot use Queue to it's", "'NODE', 'Queue', 'it''s', 'RW', 60)"),
+        (2, "cannot use Rpc to A", "'NODE', 'Rpc', 'A', 'W', 60)"),
         (5, "there are no permissions for ident A", "'A', 'Topic', 'TOPIC', 'RW', 60)"),
         (9, "Topic {X} is not existent", "'NODE', 'Topic', '{X}', 'RW', 60)"),
         (10, "cannot listeners for Topic X", "'NODE', 'Topic', 'X', 'R', 60)"),
-        (16, "Client A don't exist", "'A', 'Topic', 'TOPIC', 'RW', 60)"),
+        (16, "Client A don't exist", ("'A', 'Topic', 'TOPIC', 'RW', 60), "
+         "('ROLE', 'NODE', 'Rpc', 'A', 'W', 60) ON CONFLICT DO NOTHING")),
         (9, "in other words", "'NODE', 'Topic', 'TOPIC', 'RW', 60)"),
-    ):
+    ):  # fmt: skip
         assert str(error_for(number, text)).startswith(f"{number}: {text} (")
         assert f"{insert}{values})" in str(error_for(number, text))
     assert all(found.__doc__ for found in CLASSES.values())

@@ -107,6 +107,14 @@ def test_prune_removes_expired_bodies_left_behind(shop: World, examined: RunChec
     assert json.loads(pruned(shop, capsys, "--json"))["emptied_tables"] == 0
 
 
+def test_prune_removes_queues_of_long_ago_that_were_never_used(shop: World, capsys):
+    shop.rules("user1 W Queue * RW 5")
+    shop.program("user1").ok("queue_listen", "W", "mistyped")
+    shop.execute("UPDATE psqlmessages_queue SET awaited_until = now() - interval '9 days'")
+    assert "removed 1 unused queue\n" in pruned(shop, capsys)
+    assert json.loads(pruned(shop, capsys, "--json"))["removed_queues"] == 0
+
+
 def test_prune_removes_stream_messages(shop: World, examined: RunCheck, changed: Changed, capsys):
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
     held = "UPDATE messages._stream SET tended_at = 'infinity'"

@@ -1,17 +1,23 @@
 """Topics, streams and queues with the ORM: sent with its transaction, taken with one effect."""
 
 import inspect
+import json
 import logging
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
+from itertools import product
 from typing import Any
+from uuid import UUID
 
 import pytest
-from asgiref.sync import async_to_sync
-from django.contrib.auth.models import Group
+from asgiref.sync import async_to_sync, sync_to_async
+from django.contrib.auth.models import Group, User
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections, transaction
@@ -22,7 +28,7 @@ from pytest_django import Settings
 
 import psqlmessages
 from project.postgres import Server
-from psqlmessages import StreamMessage, exceptions
+from psqlmessages import Element, StreamMessage, exceptions
 from psqlmessages.checks import check_databases
 from psqlmessages.django import (
     ReservedElement,
@@ -41,8 +47,10 @@ from psqlmessages.django import (
     send,
     send_many,
 )
+from psqlmessages.relay import auth as relay_auth
+from psqlmessages.rest import auth as rest_auth
 from psqlmessages.retry import RateLimitedLogger
-from psqlmessages.testing import allow_queue, sent_messages
+from psqlmessages.testing import allow_queue, answered_calls, sent_messages
 from tests.django.conftest import Changed
 from tests.django.pgbouncer import pgbouncer
 from tests.django.waiting import wait_until
@@ -81,8 +89,6 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
             add_and_fail(send, "ORDERS")
     assert listener.bodies() == ["outer"]
     assert [group.name for group in Group.objects.all()] == ["order 1"]
-    assert async_to_sync(asend)("ORDERS", [1, 2]) is True
-    assert listener.bodies() == ["[1,2]"]
 
 
 def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, caplog, monkeypatch):
@@ -152,9 +158,29 @@ def test_missing_settings_are_named(shop: World, settings: Settings):
 
 
 def test_the_asynchronous_functions_take_the_same_arguments():
-    for name in ("send", "call", "publish", "push"):
-        functions = (getattr(psqlmessages.django, each) for each in (name, f"a{name}"))
-        assert len({*map(inspect.signature, functions)}) == 1
+    functions = {name: getattr(psqlmessages.django, name) for name in psqlmessages.django.__all__}
+    twins = [name for name in functions if f"a{name}" in functions]
+    assert len(twins) == 10
+    for name in twins:
+        parameters = [inspect.signature(functions[each]).parameters for each in (name, f"a{name}")]
+        assert parameters[0] == parameters[1], name
+
+
+def test_the_asynchronous_functions_do_the_same(stored: World, listener: Program):
+    async def send_and_take() -> tuple[list[StreamMessage], list[Element]]:
+        assert await asend("ORDERS", "1") is True
+        assert await here.asend_many("ORDERS", ["2", "3"]) == 2
+        assert (await here.apublish("ORDERS", "4")).subscribers == 1
+        assert (await here.apublish_many("ORDERS", ["5", "6"])).subscribers == 1
+        assert await here.apush("orders", "7") < min(await here.apush_many("orders", ["8", "9"]))
+        messages = await here.aread_stream("worker.1", "ORDERS")
+        assert await here.aread_stream("worker.1", "ORDERS") == []
+        return messages, await here.apop("orders", 2)
+
+    here = psqlmessages.django
+    messages, elements = async_to_sync(send_and_take)()
+    assert listener.bodies() == [each.body for each in messages] == list("123456")
+    assert ([each.body for each in elements], left(stored)) == (["7", "8"], 1)
 
 
 @pytest.fixture
@@ -250,7 +276,6 @@ def test_messages_are_published_with_the_commit_of_the_orm_or_not_at_all(stored:
     with transaction.atomic():
         (message,) = read()
     assert message == StreamMessage(answer.id, "ORDERS", "shop", {"id": 1}, message.published_at)
-    assert async_to_sync(psqlmessages.django.apublish)("ORDERS", "1").subscribers == 1
 
 
 def test_a_pool_of_psycopg_serves_messages_and_nodes_connect_beside_it(stored: World):
@@ -268,19 +293,42 @@ def test_a_pool_of_psycopg_serves_messages_and_nodes_connect_beside_it(stored: W
 def test_elements_are_pushed_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
-        # Django's encoder serializes types that JSON lacks.
-        body = {"id": 1, "price": Decimal("1.1"), "on": date(2026, 1, 2), "name": gettext_lazy("x")}
-        id_ = push("orders", body, headers={"country": "it"}, tries=2)
+        id_ = push("orders", {"id": 1}, headers={"country": "it"}, tries=2)
         with pytest.raises(ZeroDivisionError):
             add_and_fail(push, "orders")
         assert left(stored) == 0
     with transaction.atomic():
         (element,) = pop("orders", 5)
     assert (element.id, element.headers) == (id_, {"country": "it"})
-    assert element.body == {"id": 1, "price": "1.1", "on": "2026-01-02", "name": "x"}
-    assert (element.tries, element.lease) == (2, "")
-    assert async_to_sync(psqlmessages.django.apush)("orders", "1", headers={"a": 1}) > id_
-    assert [element.headers for element in reserve_many("orders", 1)] == [{"a": 1}]
+    assert (element.body, element.tries, element.lease) == ({"id": 1}, 2, "")
+
+
+class EuroEncoder(json.JSONEncoder):
+    def default(self, o: object) -> object:
+        return f"{o} EUR" if isinstance(o, Decimal) else super().default(o)
+
+
+def test_the_encoder_of_the_settings_converts_types_that_json_lacks(
+    stored: World, settings: Settings
+):
+    popped = partial(async_to_sync(psqlmessages.django.apop), "orders", 9)
+    values = [
+        Decimal("1.10"), date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC),
+        UUID(int=1), gettext_lazy("name"),
+    ]  # fmt: skip
+    arriving = ["1.10", "2026-01-02", "2026-01-02T03:04:05.678Z", str(UUID(int=1)), "name"]
+    push("orders", values, headers={"price": Decimal(2)})
+    push_many("orders", values)
+    first, *others = popped()
+    assert (first.body, first.headers) == (arriving, {"price": "2"})
+    assert [element.body for element in others] == arriving
+    encoder = f"{__name__}.{EuroEncoder.__name__}"
+    settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "JSON_ENCODER": encoder}
+    push("orders", {"price": Decimal("1.10")}, headers={"tax": Decimal(0)})
+    (element,) = popped()
+    assert (element.body, element.headers) == ({"price": "1.10 EUR"}, {"tax": "0 EUR"})
+    with pytest.raises(TypeError, match="UUID"):
+        push("orders", [UUID(int=1)])
 
 
 def test_many_are_pushed_all_or_none(stored: World):
@@ -357,12 +405,28 @@ def test_a_commit_with_the_effect_is_done_once(stored: World):
     assert [(one.body, one.tries) for one in reserve_many("orders", 2)] == [("a", 1)]
 
 
+def test_a_rollback_tells_whether_the_element_became_a_dead_letter(stored: World):
+    async def settle() -> list[bool]:
+        first, second, third = await sync_to_async(reserve_many)("failing", 3)
+        await first.arenew(60)
+        await third.acommit()
+        return [await first.arollback(delay=0), await second.arollback()]
+
+    allow_queue("failing", mode="A")
+    allow_queue("failing*")
+    stored.owner.ok("configure_queue", "shop", "failing", 2)
+    for tries in (0, 1, 0):
+        push("failing", "x", tries=tries)
+    assert async_to_sync(settle)() == [False, True]
+    (again,) = reserve_many("failing", 3)
+    assert again.rollback() is True
+    assert reserve_many("failing", 3) == []
+
+
 def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
     with reserve("orders") as nothing:
         assert nothing is None
     push("orders", "x")
-    with pytest.raises(TypeError, match="delay must be"), reserve("orders", delay="5"):
-        pass
 
     def handle(then: Callable[[], object], seconds: float = 60) -> None:
         with reserve("orders", seconds, delay=0) as job:
@@ -387,9 +451,6 @@ def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
     with pytest.raises(ZeroDivisionError):
         async_to_sync(divide)(0)
     assert async_to_sync(divide)(1) == "y 1"
-    assert left(stored) == 0
-    push_many("orders", ["z"])
-    assert [one.body for one in async_to_sync(psqlmessages.django.apop)("orders")] == ["z"]
     assert left(stored) == 0
 
 
@@ -426,6 +487,85 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(s
     for call in (read, pop):
         with pytest.raises(transaction.TransactionManagementError, match=r"transaction\.atomic"):
             call("orders")
+
+
+def test_a_value_of_a_wrong_type_is_refused_with_the_argument_and_what_is_allowed(stored: World):
+    def take(**arguments: object) -> object:
+        return reserve("orders", **arguments).__enter__()
+
+    def take_async(**arguments: object) -> object:
+        return async_to_sync(areserve("orders", **arguments).__aenter__)()
+
+    add, add_many = partial(push, "orders", 1), partial(push_many, "orders", [1, 2])
+    add()
+    (element,) = reserve_many("orders", 1)
+    read_on, user = partial(read_stream, "worker.1", "ORDERS"), User(pk=1)
+    acall = async_to_sync(psqlmessages.django.acall)
+    seconds, many = "a timedelta or a number of seconds", "a list or another iterable"
+    for argument, allowed, values, *calls in (
+        ("timeout", seconds, ("x", None, True), partial(call, "PRICES", 1),
+         partial(acall, "PRICES", 1), read_on),
+        ("delay", seconds, ("5", [5]), add, add_many, element.rollback, take, take_async),
+        ("duration", seconds, ("5", None), take, take_async, element.renew),
+        ("lifetime", seconds, ("x", None), partial(relay_auth.token_for, user),
+         partial(rest_auth.token_for, user)),
+        ("mature", "a datetime with a time zone", ("5", 5), add),
+        ("max_rows", "an int", ("5", None, 5.0), read_on),
+        ("count", "an int", ("5", None), partial(pop, "orders"), partial(reserve_many, "orders")),
+        ("tries", "an int", ("5", None), add),
+        ("headers", "a mapping with str keys", ("{}", {1: 2}), add),
+        ("headers", many, (5, "ab"), add_many), ("keys", many, (5, "ab"), add_many),
+        ("bodies", many, (5, "ab"), partial(push_many, "orders"), partial(send_many, "ORDERS"),
+         partial(publish_many, "ORDERS")),
+    ):  # fmt: skip
+        for value, function in product(values, calls):
+            words = rf"^{argument} must be {allowed}.* {re.escape(repr(value))}"
+            with pytest.raises(TypeError, match=words), transaction.atomic():
+                function(**{argument: value})
+    with answered_calls(), pytest.raises(TypeError, match="timeout must be"):
+        call("PRICES", 1, timeout="x")
+    with pytest.raises(ValueError, match="lifetime must end before"):
+        relay_auth.token_for(user, math.inf)
+
+
+def test_the_statement_in_an_error_adds_the_rules_that_the_call_needs(stored: World):
+    def repeat(error: type[exceptions.MessagesError], call: Callable[[], object]) -> object:
+        with pytest.raises(error) as raised:
+            call()
+        (statement,) = re.findall(r"INSERT INTO messages\.auth .*(?=\))", str(raised.value))
+        stored.owner.connection.execute(statement)
+        return call()
+
+    missing, unknown = exceptions.TopicNotExistent, exceptions.IdentNotExistent
+    denied = exceptions.DestinationNotAuthorized
+    stored.rules(f"{Server.owner} it's* Topic ORDERS RW 60", f"{Server.owner} shop Rpc VAT W 60")
+    with node("shop") as shop:
+        for error, function, *arguments in (
+            (missing, publish, "it's new", 1), (missing, send, "new", 1),
+            (missing, send_many, "many", [1]), (missing, shop.topic_listen, "heard"),
+            (missing, async_to_sync(psqlmessages.django.aread_stream), "worker.1", "read"),
+            (denied, push, "first", 1), (denied, async_to_sync(psqlmessages.django.apop), "second"),
+            (denied, shop.push, "third", 1), (denied, shop.pop, "fourth"),
+            (denied, partial(reserve_many, ident="it's me"), "it's fifth", 1),
+            # No rule names the acting node.
+            (unknown, partial(push, ident="nobody"), "sixth", 1),
+            (unknown, partial(send, ident="somebody"), "seventh", 1),
+        ):  # fmt: skip
+            repeat(error, partial(function, *arguments))
+        # The called node has its rule, and is not connected.
+        for ask, callee in ((call, "TAXES"), (shop.call, "VAT")):
+            with pytest.raises(exceptions.NotConnected):
+                repeat(unknown, partial(ask, callee, 1))
+
+    # The statement has NODE in place of the name of the listener.
+    with pytest.raises(exceptions.NoListeners):
+        repeat(exceptions.NoListeners, partial(send, "new", 1, require_listener=True))
+    with node("NODE") as listener:
+        listener.topic_listen("new")
+        assert send("new", 1) is True
+    another = node("another")
+    repeat(exceptions.IdentNotAuthorized, another.open)
+    another.close()
 
 
 def test_published_messages_are_collected_in_tests(shop: World):

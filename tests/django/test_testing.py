@@ -73,10 +73,12 @@ class InATestCase(TestCase):
         assert deliver("TESTED", {"id": 4}, sender="shop", handlers=registry) == ["shipped"]
         assert deliver("OTHER", {"id": 4}, handlers=registry) == []
         assert Group.objects.get().name == "shipped 4 for shop"
+        deliver("TESTED", {"id": 5}, handlers=registry)
+        assert Group.objects.last().name == "shipped 5 for tested"
         # The exception of a handler reaches the test, and its writes are rolled back.
         with pytest.raises(ValueError, match="no luck"):
             deliver("TESTED", {"id": 13}, handlers=registry)
-        assert Group.objects.count() == 1
+        assert Group.objects.count() == 2
 
     def test_a_call_is_passed_to_its_handler(self):
         assert ask("prices", {"pair": (5, 6)}, handlers=registry) == [5, "EUR"]

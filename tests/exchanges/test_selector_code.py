@@ -1,5 +1,6 @@
 """Selectors in code: chosen by name, may change the message, and fail without harm."""
 
+import math
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -76,6 +77,14 @@ def test_arguments_stay_unchanged_and_true_differs_from_one(code: Code):
     assert repr(delivery.body) == "[1.0]"
     (delivery,) = routed(code(lambda env: True), body={"a": [1.0, None]}, h=[True]).deliveries
     assert (delivery.headers, delivery.body) == (None, UNCHANGED)
+
+
+def test_what_a_function_returns_counts_as_the_value_of_an_expression(code: Code):
+    no = (None, False, 0, -0.0, math.nan, "", {"select": math.nan})
+    yes = (True, 1, -math.inf, " ", b"", [], {}, {"select": "no"})
+    for value in (*no, *yes):
+        verdict = asked(code(lambda env, value=value: value))
+        assert (verdict.error, verdict.is_taken) == (None, any(value is each for each in yes))
 
 
 def test_an_exception_counts_as_no_and_undoes_changes(code: Code):

@@ -67,15 +67,17 @@ def test_a_paused_queue_accepts_pushes_and_gives_nothing(queue: Queue, world: Wo
 
 def test_drain_removes_available_elements_and_remove_one_that_is_not_reserved(queue: Queue):
     first, second, _, _ = (queue.push(body) for body in ("reserved", "a", "b", "c"))
-    queue.lease()
+    queue.lease(duration=30)
     remove = [("Q", first), ("OTHER", second), ("Q", second), ("Q", second)]
     queue.pusher.ok("push", "BOSS", "OTHER", "y")
     done = [queue.pusher.ok("remove", "BOSS", *each)["Done"] for each in remove]
     assert done == [False, False, True, False]
     queue.push("later", delay=60.0)
     assert queue.pusher.ok("drain", "BOSS", "Q") == {"Err": "0", "Removed": 2}
+    # A lease ends before that, and is the next to become available.
     sizes = queue.sizes()
-    assert datetime.fromisoformat(sizes.pop("Next")) > datetime.now(UTC)
+    seconds = (datetime.fromisoformat(sizes.pop("Next")) - datetime.now(UTC)).total_seconds()
+    assert 0 < seconds <= 30
     assert sizes == {"Total": 2, "Available": 0, "Scheduled": 1, "Reserved": 1, "Paused": False}
 
 

@@ -23,6 +23,31 @@ def test_readers_are_woken_on_a_channel_that_cannot_be_guessed(queue: Queue):
     assert all(len(channel) == 38 for channel in channels)
 
 
+def test_a_queue_that_a_wait_made_vanishes_unless_it_is_used(queue: Queue, world: World):
+    names = "mistyped", "waited for", "used", "pushed at the same time", "paused", "set"
+    for name in names:
+        queue.wait(queue=f"NEW.{name}")
+    queue.push("x", queue="NEW.used")
+    queue.pop(queue="NEW.used")
+    world.execute("UPDATE psqlmessages_queue SET is_paused = true WHERE name = 'NEW.paused'")
+    queue.limit(3, "NEW.set")
+
+    world.execute("UPDATE psqlmessages_queue SET awaited_until = now() - interval '11 s'")
+    queue.wait(queue="NEW.waited for")
+    queue.pusher.execute("BEGIN")
+    queue.push("x", queue="NEW.pushed at the same time")
+    queue.tend()
+    queue.pusher.execute("COMMIT")
+    listed = world.execute("SELECT queue FROM messages.queues").fetchall()
+    assert {name for (name,) in listed} == {f"NEW.{name}" for name in names[1:]}
+    assert queue.reader.error("sizes", "GET", "NEW.mistyped")[0] == 62
+    assert queue.pop(queue="NEW.pushed at the same time") == ["x"]
+    # A wait makes it again.
+    queue.wait(queue="NEW.mistyped")
+    queue.push("y", queue="NEW.mistyped")
+    assert "pushed NEW.mistyped" in queue.wakes()
+
+
 def test_next_tells_when_something_becomes_available(queue: Queue):
     queue.push("a", delay=900.0)
     assert 800 < queue.wait()["Next"] <= 900

@@ -45,7 +45,7 @@ def test_calls_need_a_session_or_token(site: Site, rest: World):
 
 def test_a_token_ends_with_its_time_its_password_and_its_user(site: Site, rest: World):
     user = site.user("wanda", idents=["worker"])
-    token, of_websockets = token_for(user, HOUR), relay_tokens.token_for(user, HOUR)
+    token, of_websockets = token_for(user, 3600), relay_tokens.token_for(user, HOUR)
     assert status_of(site, token) == 200
     # Tokens of WebSockets are not valid for the API, and the reverse.
     assert status_of(site, of_websockets) == 401

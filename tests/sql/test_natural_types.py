@@ -41,6 +41,29 @@ def test_delays_and_durations_may_be_intervals(world: World):
     assert worker.query(renewed, lease) == 0
     assert world.owner.query(f"SELECT {seconds}") == 3600
     assert worker.ok("rollback", "W", lease)["Done"] == [True]
-    worker.query("SELECT messages.push('W', 'Q', '1'::jsonb, after => interval '1 day')")
+    for arguments in (
+        "'1'::jsonb, after => interval '1 day'", "'1'::jsonb, delay => 86400, key => 'k1'",
+        "'x', interval '1 day'", "'x'::text, interval '1 day', headers => '{}', key => 'k2'",
+        "'x', after => '1 day', tries => 1, enc => 'json'",
+    ):  # fmt: skip
+        worker.query(f"SELECT messages.push('W', 'Q', {arguments})")
     late = "SELECT count(*) FROM psqlmessages_element WHERE available_at > now() + interval '23 h'"
-    assert world.owner.query(late) == 1
+    assert world.owner.query(late) == 5
+    for key in ("k1", "k2"):
+        again = f"SELECT messages.push('W', 'Q', '2'::jsonb, key => '{key}')"
+        assert worker.query(again)["Already"] == 1
+
+
+def test_untyped_values_of_a_push_are_text_and_seconds(world: World):
+    world.rules("user1 W Queue Q RW 1")
+    worker = world.program("user1")
+    values = ("json", '{"h":1}', None, "0", "0", "k")
+    for count in range(len(values) + 1):
+        for given in (values[:count], (None,) * count):
+            placeholders = ", ".join(["%s"] * (3 + count))
+            worker.query(f"SELECT messages.push({placeholders})", "W", "Q", "1", *given)
+    for named in ("enc => NULL", "headers => '{}'", "delay => '0'", "delay => NULL, key => NULL"):
+        worker.query(f"SELECT messages.push('W', 'Q', '1', {named})")
+    encodings = [row.enc for row in worker.elements("pop", "W", "Q", 99)]
+    # Without tries, which cannot be null, the call is refused.
+    assert (encodings.count("json"), encodings.count(None)) == (6, 6 + 4)

@@ -1,0 +1,13 @@
+"""Install push with other types, and the removal of queues that were only waited for."""
+
+from typing import ClassVar
+
+from django.db import migrations
+
+from psqlmessages.schema import ReinstallSQL
+
+
+class Migration(migrations.Migration):
+    dependencies: ClassVar = [("psqlmessages", "0019_element_order")]
+
+    operations: ClassVar = [ReinstallSQL()]
