@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from psqlmessages.cli.output import CliCommand, fail
 from psqlmessages.models import PipelineJob
-from psqlmessages.orm import database_dsn
+from psqlmessages.orm import direct_dsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,8 +103,8 @@ class JobContext:
         # Spark's processes read the addresses of the databases from the environment.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
-                os.environ[dsn_variable(alias)] = database_dsn(alias)
-        os.environ[DSN_VARIABLE] = database_dsn(self._using)
+                os.environ[dsn_variable(alias)] = direct_dsn(alias)
+        os.environ[DSN_VARIABLE] = direct_dsn(self._using)
         PipelineJob.objects.using(self._using).update_or_create(
             name=self.name,
             defaults={

@@ -34,7 +34,7 @@ from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
 from psqlmessages.management.pipeline import JobContext
 from psqlmessages.models import Element, Exchange
-from psqlmessages.orm import database_dsn
+from psqlmessages.orm import direct_dsn
 from psqlmessages.retry import error_line
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def run(arguments: Namespace) -> int:
         return fail(f"there is no exchange {name}")
     with JobContext(f"exchange {name}", arguments) as context:
         # The namespace default is Django's alias default, even if --database names another.
-        os.environ["PSQLMESSAGES_DSN"] = database_dsn(DEFAULT_DB_ALIAS)
+        os.environ["PSQLMESSAGES_DSN"] = direct_dsn(DEFAULT_DB_ALIAS)
         _follow(context)
     return 0
 

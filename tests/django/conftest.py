@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 from django.contrib.auth.models import Group, User
 from django.db import connection
+from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -13,6 +14,7 @@ from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, run_che
 from psqlmessages.client.connect import connect
 from psqlmessages.rpc_client import close_clients
 from tests.conftest import TestedServer
+from tests.django.pgbouncer import pgbouncer
 from tests.sql.conftest import Program, World
 
 RULES = (
@@ -51,6 +53,16 @@ def changed(shop: World) -> Iterator[Changed]:
             undo.callback(shop.watcher.connection.execute, back)
 
         yield change
+
+
+@pytest.fixture
+def django_by_transaction(shop: World, monkeypatch) -> Iterator[None]:
+    """Let Django connect through a pooler in transaction mode."""
+    connection.close()
+    with pgbouncer(shop.server, "transaction") as address, monkeypatch.context() as behind:
+        behind.setitem(connection.settings_dict, "PORT", conninfo_to_dict(address)["port"])
+        yield
+        connection.close()
 
 
 def finding_of(check: Check, address: str) -> Finding:

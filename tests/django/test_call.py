@@ -12,14 +12,23 @@ from time import monotonic
 
 import pytest
 from django.db import connection, transaction
+from django.test import Client
 
+from project.postgres import Server
 from psqlmessages import Message, Node, exceptions, rpc_client
-from psqlmessages.django import acall, call, node
+from psqlmessages.django import acall, call, node, push, reserve_many
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
+from psqlmessages.exchanges.store import repository
+from psqlmessages.exchanges.store.definitions import parse_exchange
 from psqlmessages.orm import database_dsn
+from psqlmessages.rpc_client import close_clients
+from psqlmessages.testing import allow_queue
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.processes import environment, run_python
+from tests.django.waiting import wait_until
+from tests.exchanges.conftest import namespace
+from tests.exchanges.field import AWAITED, working
 from tests.reliability.counts import report, size
 from tests.reliability.test_vanished import QUICK, through
 from tests.sql.conftest import World
@@ -95,6 +104,25 @@ def test_a_call_leaves_at_once_and_takes_nothing_from_the_transaction_around_it(
     with pytest.raises(CallTimeout):
         call("PRICES", "silence", timeout=SHORT)
     assert call("PRICES", 1) == {"answer": 1}
+
+
+@pytest.mark.usefixtures("prices")
+def test_behind_a_pooler_sessions_listen_by_the_alias_direct(shop: World, request, settings):
+    settings.PSQLMESSAGES = {"NODE": "shop", "METRICS": True}
+    shop.rules(f"{Server.owner} exchange.x Queue * RW 60")
+    for queue in ("a", "b"):
+        allow_queue(queue)
+    repository.store(parse_exchange("x", {"src": {"queue": "a"}, "dst": [{"queue": "b"}]}))
+    with namespace("direct"):
+        request.getfixturevalue("django_by_transaction")
+        close_clients()
+        assert call("PRICES", 1) == {"answer": 1}
+        for page in ("/healthz", "/metrics"):
+            assert Client().get(page).status_code == 200
+        with working("x"):
+            wait_until(lambda: shop.owner.query(AWAITED, "a"))
+            push("a", "it")
+            wait_until(lambda: [element.body for element in reserve_many("b", 1)] == ["it"])
 
 
 @pytest.mark.usefixtures("prices")

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -23,7 +23,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.utils.translation import gettext_lazy
-from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 import psqlmessages
@@ -52,7 +51,6 @@ from psqlmessages.rest import auth as rest_auth
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.testing import allow_queue, answered_calls, sent_messages
 from tests.django.conftest import Changed
-from tests.django.pgbouncer import pgbouncer
 from tests.django.waiting import wait_until
 from tests.exchanges.conftest import namespace
 from tests.sql.conftest import Program, World
@@ -183,16 +181,7 @@ def test_the_asynchronous_functions_do_the_same(stored: World, listener: Program
     assert ([each.body for each in elements], left(stored)) == (["7", "8"], 1)
 
 
-@pytest.fixture
-def _django_by_transaction(shop: World, monkeypatch) -> Iterator[None]:
-    connection.close()
-    with pgbouncer(shop.server, "transaction") as address, monkeypatch.context() as behind:
-        behind.setitem(connection.settings_dict, "PORT", conninfo_to_dict(address)["port"])
-        yield
-        connection.close()
-
-
-@pytest.mark.usefixtures("_django_by_transaction")
+@pytest.mark.usefixtures("django_by_transaction")
 def test_the_system_check_warns_and_calls_without_a_node_work(shop: World):
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)

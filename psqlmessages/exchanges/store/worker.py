@@ -25,7 +25,7 @@ from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedE
 from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
-from psqlmessages.orm import database_dsn
+from psqlmessages.orm import direct_dsn
 from psqlmessages.retry import RateLimitedLogger, error_line
 from psqlmessages.shutdown import stop_on_signals
 
@@ -167,7 +167,7 @@ class ExchangeWorker:
         if alias not in self._namespaces:
             if alias not in connections.settings:
                 raise ImproperlyConfigured(f"DATABASES has no alias {alias!r}.")
-            self._namespaces[alias] = DatabaseHandle(alias, database_dsn(alias))
+            self._namespaces[alias] = DatabaseHandle(alias, direct_dsn(alias))
         return self._namespaces[alias]
 
     def _stop_exchange(self, key: int) -> asyncio.Task[None] | None:
