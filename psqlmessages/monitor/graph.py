@@ -8,7 +8,7 @@ from collections import defaultdict
 from itertools import chain
 from typing import Any, Final
 
-from django.db import DEFAULT_DB_ALIAS, router
+from django.db import router
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -68,7 +68,8 @@ _skipped_until: dict[str, float] = defaultdict(float)
 async def read_graph() -> str | None:
     """Read the graph as JSON text; None if it cannot be read."""
     query = (_EXCHANGES_QUERY, (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES + 1))
-    rows = await fetch_rows(router.db_for_read(Exchange), query, _TIMEOUT_SECONDS)
+    home = router.db_for_read(Exchange)
+    rows = await fetch_rows(home, query, _TIMEOUT_SECONDS)
     if rows is None:
         return None
     exchanges = [_describe_exchange(row) for row in rows[:MAX_EXCHANGES]]
@@ -80,7 +81,7 @@ async def read_graph() -> str | None:
     return to_json(
         {
             "now": time.time(),
-            "home": DEFAULT_DB_ALIAS,
+            "home": home,
             "exchanges": exchanges,
             "queues": [*chain.from_iterable(queues)],
             "max_listed": MAX_LISTED,

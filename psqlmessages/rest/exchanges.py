@@ -19,6 +19,7 @@ from psqlmessages.exchanges.store.stats import (
     read_missing_rules,
 )
 from psqlmessages.models import Exchange, ExchangeCount
+from psqlmessages.orm import resolve_alias
 from psqlmessages.rest import schemas
 from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.schemas import ERRORS, check_name, get_caller, read_body
@@ -52,7 +53,8 @@ _DEFINITION_BODY = {
 
 async def _set_running(request: HttpRequest, name: str, *, is_running: bool) -> dict[str, bool]:
     check_name(name, "name")
-    await _run(request, "change_exchange", repository.set_running, name, is_running)
+    using = resolve_alias(None)
+    await _run(request, "change_exchange", repository.set_running, name, is_running, using)
     return {"running": is_running}
 
 
@@ -138,10 +140,12 @@ async def delete(request: HttpRequest, name: str):
 
 
 def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
-    rows = list(repository.rows().filter(**filters))
-    sums = ExchangeCount.objects.filter(exchange__in=rows).values_list("exchange", "outcome")
+    using = resolve_alias(None)
+    rows = list(repository.rows(using).filter(**filters))
+    stored = ExchangeCount.objects.using(using).filter(exchange__in=rows)
+    sums = stored.values_list("exchange", "outcome")
     counts = {(pk, outcome): count for pk, outcome, count in sums.annotate(Sum("count"))}
-    missing = read_missing_rules()
+    missing = read_missing_rules(using)
     return [
         {
             "name": row.name,
@@ -171,14 +175,15 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
     except MalformedExchanges as error:
         errors = list(map(str, error.errors))
         raise ApiError(400, errors[0], errors=errors) from None
-    exists = Exchange.objects.filter(name=name).exists()
+    using = resolve_alias(None)
+    exists = Exchange.objects.using(using).filter(name=name).exists()
     if not exists:
         _check_permission(request, "add_exchange")
     try:
-        row = repository.store(definition, replace=replace)
+        row = repository.store(definition, replace=replace, using=using)
     except repository.ExchangeExists:
         raise ApiError(409, f"exchange {name} exists: add ?replace=1 to replace it") from None
-    missing = permissions.find_missing_rules([definition])
+    missing = permissions.find_missing_rules([definition], using)
     answer = {
         "name": name,
         "running": row.is_running,
@@ -189,5 +194,5 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
 
 
 def _delete_exchange(name: str) -> None:
-    if not repository.delete([name]):
+    if not repository.delete([name], resolve_alias(None)):
         raise Exchange.DoesNotExist

@@ -213,6 +213,9 @@ ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 _BILLION = 1_000_000_000
 
 Ident = Annotated[str | None, Field(description="The acting node.")]
+Namespace = Annotated[
+    str | None, Field(description='The namespace; without it PSQLMESSAGES["DATABASE"].')
+]
 After = Annotated[str, Field(description="Start after this queue: `next` of the previous page.")]
 Limit = Annotated[int, Field(ge=1, le=1000)]
 Delay = Annotated[float | None, Field(ge=0, le=_BILLION, allow_inf_nan=False)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from django.db import DEFAULT_DB_ALIAS
 from django.http import HttpRequest
 from ninja import Router
 
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import NoListeners
+from psqlmessages.orm import resolve_alias
 from psqlmessages.rest import bodies, schemas
 from psqlmessages.rest.namespaces import get_database
 from psqlmessages.rest.queues import ANY_BODY
@@ -18,12 +18,12 @@ router = Router(tags=["topics"])
 
 @router.get("/topics/{messages_name:topic}", response={200: schemas.TopicStatus, **ERRORS})
 async def status(
-    request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
+    request: HttpRequest, topic: str, ns: schemas.Namespace = None, ident: schemas.Ident = None
 ):
     """List the nodes that send to a topic, and the nodes that listen to it."""
     actor = get_acting_ident(request, ident)
     name = check_name(topic, "topic")
-    answer = await get_database(ns).pool.call("topic_status_as(%s, %s)", actor, name)
+    answer = await get_database(resolve_alias(ns)).pool.call("topic_status_as(%s, %s)", actor, name)
     return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
@@ -33,7 +33,7 @@ async def status(
     openapi_extra=ANY_BODY,
 )
 async def send(
-    request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
+    request: HttpRequest, topic: str, ns: schemas.Namespace = None, ident: schemas.Ident = None
 ):
     """Send the body to all current listeners. They cannot reply: the sender has no session."""
     actor = get_acting_ident(request, ident)
@@ -42,7 +42,7 @@ async def send(
     body, _ = bodies.parse_request(data, request.headers.get("Content-Type", "").strip(), {})
     function = "topic_send_as(%s, %s, %s, NULL, %s)"
     try:
-        await get_database(ns).pool.call(function, actor, name, body.text, body.enc)
+        await get_database(resolve_alias(ns)).pool.call(function, actor, name, body.text, body.enc)
     except NoListeners:
         return {"heard": False}
     return {"heard": True}

@@ -1,17 +1,30 @@
 """Exchanges between databases: no copy is lost or doubled, one that is down delays only its own."""
 
+import asyncio
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
+from typing import Any
 
 import dj_database_url
 import psycopg
 import pytest
+from django.contrib.auth.models import User
+from django.test import AsyncClient
+from pytest_django import Settings
 
+from project.postgres import Server
+from psqlmessages.django import push
 from psqlmessages.exchanges.engine import remote
 from psqlmessages.exchanges.store import permissions
-from psqlmessages.models import ExchangeCount
+from psqlmessages.models import ExchangeCount, WebIdentity
+from psqlmessages.monitor.graph import read_graph
+from psqlmessages.rest.auth import token_for
+from psqlmessages.rest.namespaces import get_database
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Bed, Field, flow, working
 from tests.temporary_server import temporary_server
@@ -70,6 +83,45 @@ def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, rese
     for queue, body, hop in (("__no_route__", "it", 1), ("__too_many_hops__", "old", 17)):
         aside = [(body, {HOP: hop, "x-exchange-name": "x2"})]
         assert field.default.contents(queue) == aside
+
+
+class ToEu:
+    """A router: the models of psqlmessages are in the database "eu"."""
+
+    def db_for_read(self, model: Any, **_hints: object) -> str | None:
+        return "eu" if model._meta.app_label == "psqlmessages" else None
+
+
+def test_the_setting_database_chooses_the_database_of_all_parts(
+    wide_field: Field, settings: Settings
+):
+    eu = wide_field.beds["eu"]
+    settings.PSQLMESSAGES = {"NODE": "W", "DATABASE": "eu"}
+    eu.execute(
+        "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+        " VALUES (%s, 'W', 'Topic', 'ROOM', 'W', 60)", (Server.owner,),
+    )  # fmt: skip
+    stella = User.objects.create_superuser("stella")
+    WebIdentity.objects.create(user=stella, ident="W")
+    client, token = AsyncClient(), token_for(stella, timedelta(1))
+    definition = {"src": {"ns": "eu", "queue": "a"}, "dst": [{"ns": "eu", "queue": "b"}]}
+
+    async def ask(method: str, path: str, body: object) -> tuple[int, Any]:
+        call, headers = getattr(client, method), {"authorization": f"Bearer {token}"}
+        answer = await call(f"/api/{path}", body, "application/json", headers=headers)
+        get_database("eu").pool._close_idle()
+        return answer.status_code, answer.json()
+
+    assert asyncio.run(ask("post", "topics/ROOM", {"a": 1})) == (200, {"heard": False})
+    assert asyncio.run(ask("put", "x/x1", definition))[0] == 201
+    assert asyncio.run(ask("put", "x/x1", definition))[0] == 409
+    push("a", "it")
+    with working():
+        wait_until(lambda: eu.bodies("b") == ["it"])
+    settings.DATABASE_ROUTERS = [ToEu()]
+    graph = json.loads(asyncio.run(read_graph()) or "")
+    assert (graph["home"], [each["name"] for each in graph["exchanges"]]) == ("eu", ["x1"])
+    stella.delete()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections, connections
+from django.db import Error, close_old_connections, connections
 
 from psqlmessages.cli.output import Progress, fail
 from psqlmessages.conf import get_settings
@@ -25,7 +25,7 @@ from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedE
 from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
-from psqlmessages.orm import direct_dsn
+from psqlmessages.orm import direct_dsn, resolve_alias
 from psqlmessages.retry import RateLimitedLogger, error_line
 from psqlmessages.shutdown import stop_on_signals
 
@@ -51,9 +51,9 @@ class RunningExchange:
 class ExchangeWorker:
     """Runs all exchanges, or the named ones, that are marked as running."""
 
-    def __init__(self, names: Collection[str] = (), using: str = DEFAULT_DB_ALIAS) -> None:
+    def __init__(self, names: Collection[str] = (), using: str | None = None) -> None:
         self._names = frozenset(names)
-        self._using = using
+        self._using = resolve_alias(using)
         self._namespaces: dict[str, DatabaseHandle] = {}
         self._running: dict[int, RunningExchange] = {}
         # By primary key: when the definition was changed that cannot run.
@@ -63,7 +63,7 @@ class ExchangeWorker:
         self._stopping = asyncio.Event()
         self._write_at = 0.0
         self._rule_check: asyncio.Task[None] | None = None
-        self.counter_store = CounterStore(using)
+        self.counter_store = CounterStore(self._using)
 
     @property
     def running(self) -> list[str]:
@@ -233,7 +233,7 @@ async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
 _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
 
 
-def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
+def run(names: Sequence[str], using: str) -> int:
     """Run exchanges, all or those named, until SIGINT or SIGTERM; return the exit code."""
     known = set(Exchange.objects.using(using).values_list("name", flat=True))
     if unknown := sorted(set(names) - known):
