@@ -35,13 +35,19 @@ def _configure(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: Namespace, *further_checks: Check, complete: Callable[[str], str] = str) -> int:
+def run(
+    arguments: Namespace,
+    *further_checks: Check,
+    complete: Callable[[str], str] = str,
+    **names: str,
+) -> int:
     """Run the checks and print the findings; fail if one of them is a problem.
 
-    ``complete``: turns a fix into the command for the checked database.
+    ``complete``: turns a fix into the command for the checked database. ``names``: the node and the
+    topic for a first rule, if they are known.
     """
     findings = []
-    for found in run_checks(arguments.dsn, *further_checks):
+    for found in run_checks(arguments.dsn, *further_checks, **names):
         finding = replace(found, fix=complete(found.fix))
         findings.append(finding)
         if not arguments.json:
@@ -54,11 +60,11 @@ def run(arguments: Namespace, *further_checks: Check, complete: Callable[[str], 
     return 1 if problems else 0
 
 
-def run_checks(dsn: str, *further_checks: Check) -> Iterator[Finding]:
+def run_checks(dsn: str, *further_checks: Check, **names: str) -> Iterator[Finding]:
     """Run the checks of a database; raise psycopg.Error if the server is unreachable."""
     with connect(dsn) as connection:
         for check in (*CHECKS, *further_checks):
-            yield from run_check(check, CheckContext(dsn, connection))
+            yield from run_check(check, CheckContext(dsn, connection, **names))
 
 
 def _describe(finding: Finding) -> str:

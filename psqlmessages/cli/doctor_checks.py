@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -52,10 +53,12 @@ def wrong(found: str, why: str, fix: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """The database to check: its address and a connection to it."""
+    """The database to check: its address, a connection to it, and names for a first rule."""
 
     dsn: str
     connection: Connection
+    node: str = "NODE"
+    topic: str = "TOPIC"
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a query in its own transaction."""
@@ -65,6 +68,16 @@ class CheckContext:
         """Return the first column of the first row; None if there is no row."""
         rows = self.rows(query, *values)
         return rows[0][0] if rows else None
+
+
+def denied(fix: str) -> str:
+    """Say why a missing rule is a problem, and which words of the fix are placeholders."""
+    names = [name for name in ("CALLER", "NODE", "TOPIC") if re.search(rf"\b{name}\b", fix)]
+    why = "everything is denied unless a rule allows it"
+    if not names:
+        return why
+    verb = "stand for your names" if len(names) > 1 else "stands for your name"
+    return f"{why}; {' and '.join(names)} {verb}"
 
 
 _NOT_INSTALLED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import monotonic, sleep
 
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, ok, wrong
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, denied, ok, wrong
 
 _MAX_STATEMENTS = 3
 
@@ -64,7 +64,7 @@ _ROLES_THAT_MAY_ACT_AS_OWNER = """
 """
 _EXAMPLE_RULE = """
     SELECT format('INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)'
-        ' VALUES (%L, ''NODE'', ''Topic'', ''TOPIC'', ''RW'', 60)', session_user)
+        ' VALUES (%%L, %%L, ''Topic'', %%L, ''RW'', 60)', session_user, %s::text, %s::text)
 """
 # Restoring a dump elsewhere changes the oids of roles: until a rule is saved again, its role cannot
 # be checked.
@@ -137,11 +137,8 @@ def owners(context: CheckContext) -> Iterator[Finding]:
 def rules(context: CheckContext) -> Iterator[Finding]:
     """Check that the role of each rule exists, and has not been created again since the rule."""
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
-        yield wrong(
-            "there are no rules",
-            "everything is denied unless a rule allows it; NODE and TOPIC stand for your names",
-            context.value(_EXAMPLE_RULE),
-        )
+        fix = context.value(_EXAMPLE_RULE, context.node, context.topic)
+        yield wrong("there are no rules", denied(fix), fix)
         return
     rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)
     if not rows:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from psqlmessages.cli import doctor
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, wrong
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, denied, ok, wrong
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
@@ -43,7 +43,8 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
 
     node, role = get_settings().NODE, context.connection.info.user
     if node:
-        rule = f"{shlex.quote(node)} RW Topic TOPIC --role {shlex.quote(role)}"
+        topic = shlex.quote(_known_names().get("topic", "TOPIC"))
+        rule = f"{shlex.quote(node)} RW Topic {topic} --role {shlex.quote(role)}"
         check(f"no rule names the node {node} for the role {role}", rule, ident=node, role=role)
     for handler in registry.list_handlers(None):
         receiver = "" if handler.node == EVERY_NODE else handler.node
@@ -54,14 +55,24 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
                 ident=receiver, type="Topic", dest=handler.topic, mode="R|O",
             )  # fmt: skip
         else:
+            # The sessions of `call` append a suffix to the name.
+            caller, callee = f"{node}.*" if node else "CALLER", receiver or node or "NODE"
             check(
                 f"no rule lets anyone call {receiver or 'a node'}, for {handler.name}",
-                f"CALLER W Rpc {shlex.quote(receiver or 'NODE')}", type="Rpc", dest=receiver,
+                f"{shlex.quote(caller)} W Rpc {shlex.quote(callee)}", type="Rpc", dest=receiver,
             )  # fmt: skip
     for found, fix in missing:
-        yield wrong(found, "everything is denied unless a rule allows it", fix)
+        yield wrong(found, denied(fix), fix)
     if not missing:
         yield ok("the node and the handlers have their rules")
+
+
+def _known_names() -> dict[str, str]:
+    """Return a node and a topic of this project, as far as known."""
+    handlers = registry.list_handlers(None)
+    nodes = [get_settings().NODE, *(each.node for each in handlers if each.node != EVERY_NODE)]
+    names = {"node": nodes, "topic": [each.topic for each in handlers]}
+    return {key: found[0] for key, known in names.items() if (found := [*filter(None, known)])}
 
 
 def _run(arguments: Namespace) -> int:
@@ -71,7 +82,7 @@ def _run(arguments: Namespace) -> int:
     def complete(fix: str) -> str:
         return _COMMAND.sub(rf"python manage.py \1psqlmessages{option}", fix)
 
-    return doctor.run(arguments, needed_rules, complete=complete)
+    return doctor.run(arguments, needed_rules, complete=complete, **_known_names())
 
 
 COMMAND = replace(doctor.COMMAND, run=_run)

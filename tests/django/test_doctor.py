@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
+from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -20,10 +22,12 @@ from psqlmessages.cli.main import main
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.management import doctor_rules
 from psqlmessages.management.doctor_rules import needed_rules
+from psqlmessages.sql import MIGRATIONS
 from tests.django.conftest import Changed, finding_of
 from tests.django.pgbouncer import pgbouncer
 from tests.django.processes import manage
 from tests.django.waiting import wait_until
+from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
 
 RunCheck = Callable[..., Finding]
@@ -54,7 +58,7 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World):
     assert done.stdout.startswith("ok       server          PostgreSQL ")
 
 
-def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settings):
+def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settings, capsys):
     handlers = HandlerRegistry()
     monkeypatch.setattr(doctor_rules, "registry", handlers)
     settings.PSQLMESSAGES = {"NODE": "new shop"}
@@ -69,11 +73,22 @@ def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settin
     assert len(found) == 4, found
     assert "no rule names the node new shop for the role" in next(iter(found))
     for fix in found.values():
+        assert not re.search("NODE|TOPIC|CALLER", fix)
         words = shlex.split(fix.removeprefix("python manage.py psqlmessages "))
         call_command("psqlmessages", *words, *(() if "--role" in words else ("--role", "user1")))
     assert wrong() == []
     shop.execute("DELETE FROM messages.auth")
-    assert "there are no rules" in [each.found for each in wrong()]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        call_command("psqlmessages", "doctor")
+    said = capsys.readouterr().out
+    assert re.search(
+        r"there are no rules\n.+unless a rule allows it\n.+'new shop', .+'NEWS\*'", said
+    )
+    settings.PSQLMESSAGES = {}
+    monkeypatch.setattr(doctor_rules, "registry", HandlerRegistry())
+    (found,) = wrong()
+    assert found.why.endswith("; NODE and TOPIC stand for your names")
 
 
 @pytest.mark.usefixtures("of_another_version")
@@ -154,11 +169,19 @@ def test_prune_ends_dead_sessions(shop: World, capsys):
     pytest.fail("prune has not ended the dead session")
 
 
+def go_back(shop: World) -> None:
+    """Leave the functions of an earlier version, and the last migration unapplied."""
+    last_but_one = sorted(MIGRATIONS.glob("[0-9]*.py"))[-2].stem
+    call_command("migrate", "psqlmessages", last_but_one, verbosity=0)
+    shop.execute("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'")
+
+
 # What is wrong, the check that finds it, and words of what it says.
 PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
     "no rules": (
         rules, "there are no rules", lambda shop: shop.execute("DELETE FROM messages.auth")
     ),
+    "old functions": (doctor_checks.installed, "functions of another version", go_back),
     "a dead worker": (doctor_tables.dead_nodes, "worker: registered, but the connection", crash),
     "a pooler": (doctor_checks.pooler, "shares connections by transaction", lambda _: None),
     "an open transaction": (
@@ -187,9 +210,14 @@ def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch, problem: str):
             if (found := finding_of(check, address)).state is FindingState.WRONG:
                 break
         assert words in found.found
+        if "by an alias 'direct' in DATABASES" in found.fix:
+            with namespace("direct"), monkeypatch.context() as behind:
+                port = conninfo_to_dict(address)["port"]
+                behind.setitem(connection.settings_dict, "PORT", port)
+                call_command("psqlmessages", "doctor")
         if setting := re.search(r"set pool_mode = (\w+) in pgbouncer.ini", found.fix):
             address = stack.enter_context(pgbouncer(shop.server, setting.group(1)))
-        elif command := re.match(r"(?:python manage.py )?(psqlmessages .+)", found.fix):
+        elif command := re.match(r"(?:python manage.py )?((?:migrate )?psqlmessages.+)", found.fix):
             call_command(*shlex.split(command.group(1), comments=True))
         else:
             shop.watcher.connection.execute(found.fix)
