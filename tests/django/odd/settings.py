@@ -21,6 +21,5 @@ DATABASES: dict[str, dict[str, Any]] = {
     "direct": {**USUAL["default"], "TEST": {"MIRROR": "default"}},
     "legacy": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
 }
-DATABASES["direct"]["OPTIONS"] = {**USUAL["default"]["OPTIONS"], "connect_timeout": 7}
 DATABASE_ROUTERS = ["tests.django.odd.settings.OnlyDefault"]
 PSQLMESSAGES = {"NODE": "odd", "METRICS": True}

@@ -3,16 +3,17 @@
 from datetime import timedelta
 
 from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import AsyncClient, TransactionTestCase
 
-from psqlmessages import orm
 from psqlmessages.django import push, reserve_many
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import auth
+from psqlmessages.relay.asgi import websocket_application
 from psqlmessages.rest.auth import token_for
-from psqlmessages.testing import allow_queue
+from psqlmessages.testing import allow_queue, allow_topic
 from tests.django.odd.models import Person
 
 HOUR = timedelta(hours=1)
@@ -39,15 +40,35 @@ class UnusualProject(TransactionTestCase):
         await WebIdentity.objects.acreate(user=self.person, ident="odd")
         client = AsyncClient()
         await client.aforce_login(self.person)
-        pages = ("/healthz", "/metrics", "/monitor/exchanges/figures/", "/monitor/traffic/")
+        pages = (
+            "/healthz", "/metrics", "/monitor/exchanges/figures/", "/monitor/traffic/",
+            "/monitor/traffic/figures/", "/monitor/history/?queue=jobs",
+        )  # fmt: skip
         found = {page: (await client.get(page)).status_code for page in pages}
         assert found == dict.fromkeys(pages, 200)
         token = await sync_to_async(token_for)(self.person, HOUR)
+        calls = {
+            ("post", "q/default/jobs", 1): 201, ("get", "q/default/jobs/status"): 200,
+            ("put", "x/x1", '{"src": {"queue": "a"}, "dst": [{"queue": "b"}]}'): 201,
+        }  # fmt: skip
         headers = {"authorization": f"Bearer {token}"}
-        pushed = await AsyncClient().post(
-            "/api/q/default/jobs", b"1", content_type="application/json", headers=headers
-        )
-        assert pushed.status_code == 201, pushed.content
+        for (method, path, *body), status in calls.items():
+            given = {"content_type": "application/json"} if body else {}
+            call = getattr(AsyncClient(), method)
+            answer = await call(f"/api/{path}", *body, headers=headers, **given)
+            assert answer.status_code == status, answer.content
+
+    async def test_a_websocket_with_a_token_opens(self):
+        await sync_to_async(allow_topic)("ROOM")
+        await WebIdentity.objects.acreate(user=self.person, ident="odd")
+        token = await sync_to_async(auth.token_for)(self.person, HOUR)
+        headers = [(b"authorization", f"Bearer {token}".encode())]
+        relay = websocket_application()
+        socket = WebsocketCommunicator(relay, "/ws/node/", headers=headers)
+        assert (await socket.connect(60))[0]
+        await socket.send_json_to({"op": "init", "ident": "odd"})
+        assert await socket.receive_json_from(60) == {"Err": "0"}
+        await socket.disconnect()
 
     def test_tokens_and_leases_without_time_zones(self):
         assert auth.read_token(auth.token_for(self.person, HOUR)).user == self.person
@@ -62,7 +83,3 @@ class UnusualProject(TransactionTestCase):
         for target in ((), ("zero",)):
             call_command("migrate", "psqlmessages", *target, database="legacy", verbosity=0)
         assert connections["legacy"].introspection.table_names() == ["django_migrations"]
-
-    def test_sessions_that_listen_use_the_direct_database(self):
-        assert "connect_timeout=7" in orm.direct_dsn()
-        assert "connect_timeout=5" in orm.database_dsn()
