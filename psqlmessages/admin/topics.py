@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
+from django.urls import get_script_prefix
 from django.utils.decorators import method_decorator
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
@@ -96,6 +97,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
             "archive": {"is_set": mark is not None, "position": mark.position if mark else None},
             "may_change": self.has_change_permission(request, obj),
             "may_watch": request.user.has_perm("psqlmessages.view_monitor"),
+            "socket_path": f"{get_script_prefix()}ws/monitor/",
         }
 
     @method_decorator(require_POST)

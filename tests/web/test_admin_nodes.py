@@ -3,6 +3,7 @@
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.test.utils import override_script_prefix
 
 from project.postgres import Server
 from psqlmessages.admin import base
@@ -152,6 +153,9 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(admin: Admin, gatewa
     assert page.links["open"].startswith(RULES)
     assert 'data-topic="PRICES"' in page.html
     assert "psqlmessages/monitor/topic_status.js" in page.html
+    address = topic_page("PRICES")
+    with override_script_prefix("/app/"):
+        assert 'data-socket="/app/ws/monitor/"' in admin.open(address).html
     page = admin.staff("view_topic").open(topic_page("NEWS"))
     assert "For live updates you need the permission “Can view the live monitor”." in page.text
     assert "Senders ONE" in page.text

@@ -14,6 +14,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.staticfiles import finders
 from django.http import HttpResponse
 from django.test import Client
+from django.test.utils import override_script_prefix
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -74,6 +75,8 @@ def test_pages_and_figures_need_the_permission(client: Client):
         assert "no-store" in response.headers["Cache-Control"]
     assert 'data-socket="/ws/monitor/"' in allowed.get(LIST).text
     assert "needs JavaScript" in allowed.get(LIST).text
+    with override_script_prefix("/app/"):
+        assert 'data-socket="/app/ws/monitor/"' in allowed.get(LIST).text
 
 
 def test_links_into_the_admin_need_its_permissions():

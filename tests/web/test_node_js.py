@@ -26,7 +26,7 @@ BEGIN = """async ([ident, options]) => {
             this.addEventListener("message", ({ data }) => heard.push(["frame", data]));
         }
     };
-    const { connect } = await import("/static/psqlmessages/node.js");
+    const { connect } = await import(`${options.prefix ?? ""}/static/psqlmessages/node.js`);
     const note = (what) => (value, more) => heard.push([what, value, more]);
     const connected = connect(ident, {
         onstate: note("state"), onevent: note("event"), onmessage: note("other"), ...options,
@@ -60,7 +60,7 @@ def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
 
 def serve(patience: int, route: Route) -> None:
     """Serve node.js; its requests wait so many milliseconds for the relay."""
-    answer = route.fetch()
+    answer = route.fetch(url=route.request.url.replace("/sub/", "/"))
     text = answer.text()
     assert ", 5000];" in text
     route.fulfill(response=answer, body=text.replace(", 5000];", f", {patience}];"))
@@ -111,8 +111,9 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World, site: 
     assert bob.evaluate("node.state") == "open"
     # A page below a prefix, as behind a proxy.
     alice.evaluate("history.replaceState(null, '', '/sub/page/')")
-    for number, url in enumerate(("../ws/node/", f"{site.url}/sub/ws/node/")):
-        alice.evaluate(BEGIN, [f"web.alice.{number}", {"url": url}])
+    addresses = ({"url": "../ws/node/"}, {"url": f"{site.url}/sub/ws/node/"}, {"prefix": "/sub"})
+    for number, options in enumerate(addresses):
+        alice.evaluate(BEGIN, [f"web.alice.{number}", options])
         assert alice.evaluate("node._socket.url") == f"{site.ws_url}/sub/ws/node/"
 
 

@@ -12,7 +12,7 @@
  * @property {(body: any) => Promise<object>} reply
  * @property {object} header - the whole frame
  * @typedef {object} Options
- * @property {string=} url - an address, or a path relative to this page; by default /ws/node/
+ * @property {string=} url - an address, or a path relative to this page; by default /ws/node/ below the site's prefix
  * @property {boolean=} events - false: receive only events about this node
  * @property {(state: State, reason: string) => void=} onstate
  * @property {(event: object) => void=} onevent - a system event, with Evt, Ident, Topic
@@ -37,6 +37,13 @@ export class MessagesError extends Error {
     super(text);
     this.number = number;
   }
+}
+
+/** The WebSocket below the prefix of the site, if this script is in the site's `static/`; else /ws/node/. */
+function defaultUrl() {
+  const { origin, pathname } = new URL(import.meta.url);
+  const prefix = /^(.*\/)static\/psqlmessages\/[^/]*$/.exec(pathname);
+  return `${(origin === location.origin && prefix?.[1]) || "/"}ws/node/`;
 }
 
 /**
@@ -64,7 +71,7 @@ export class Node {
   constructor(ident, options) {
     this.ident = ident;
     this._options = options;
-    const url = new URL(options.url ?? "/ws/node/", location.href);
+    const url = new URL(options.url ?? defaultUrl(), location.href);
     url.protocol = url.protocol.replace("http", "ws");
     this._url = url.href;
     this._connect();
