@@ -13,7 +13,6 @@ from django.conf import settings
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.http import require_safe
 from ninja.openapi.docs import DocsBase
 
 _FILES: Final = {
@@ -42,7 +41,6 @@ class DocsPage(DocsBase):
         return response
 
 
-@require_safe
 def serve_file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
     """Serve a file of Swagger UI; browsers cache it, since the URL contains the version."""
     if name not in _FILES or version != metadata.version("django-ninja"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, path, re_path
+from django.views.decorators.csrf import csrf_exempt
 
 
 def patterns() -> list[Any]:
@@ -20,7 +22,7 @@ def patterns() -> list[Any]:
             raise
         return [re_path("", _respond_not_installed)]
     return [
-        path("docs/<str:version>/<str:name>", serve_file, name="api_file"),
+        path("docs/<str:version>/<str:name>", _read_only(serve_file), name="api_file"),
         path("", _strict_urls(api)),
         re_path("", _respond_not_found),
     ]
@@ -55,7 +57,11 @@ def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
         # OpenAPI writes a route as q/{ns}, Django as q/<str:ns>.
         route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
         by_method = inputs.get(route)
-        strict.append(_strict_pattern(pattern, by_method) if by_method else pattern)
+        if by_method:
+            strict.append(_strict_pattern(pattern, by_method))
+        else:
+            view = _read_only(pattern.callback)
+            strict.append(URLPattern(pattern.pattern, view, pattern.default_args, pattern.name))
     return strict, app, namespace
 
 
@@ -75,20 +81,41 @@ def _strict_pattern(pattern: URLPattern, by_method: dict[str, AcceptedInput]) ->
         response: HttpResponse = await view(request, **path_arguments)
         if response.status_code != 405:
             return response
-        allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
-        detail = f"{request.method} is not supported here, only {allowed}"
-        return _error(405, detail, headers={"Allow": allowed})
+        return _refuse_method(request, sorted(response.headers["Allow"].split(", ")))
 
     return URLPattern(pattern.pattern, strict_view, pattern.default_args, pattern.name)
+
+
+def _read_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Let a page or a file be read only; errors are JSON, as everywhere in the API."""
+
+    @csrf_exempt
+    def read_only_view(request: HttpRequest, **path_arguments: Any) -> HttpResponse:
+        if request.method not in ("GET", "HEAD"):
+            return _refuse_method(request, ["GET", "HEAD"])
+        try:
+            return view(request, **path_arguments)
+        except Http404:
+            return _respond_not_found(request)
+
+    return read_only_view
+
+
+def _refuse_method(request: HttpRequest, methods: list[str]) -> JsonResponse:
+    allowed = ", ".join(methods)
+    detail = f"{request.method} is not supported here, only {allowed}"
+    return _error(405, detail, headers={"Allow": allowed})
 
 
 def _error(status: int, detail: str, **options: Any) -> JsonResponse:
     return JsonResponse({"detail": detail, "err": None}, status=status, **options)
 
 
+@csrf_exempt
 def _respond_not_installed(_request: HttpRequest, **_: Any) -> JsonResponse:
     return _error(501, "The API needs django-ninja: pip install 'psqlmessages[web]'.")
 
 
+@csrf_exempt
 def _respond_not_found(_request: HttpRequest, **_: Any) -> JsonResponse:
     return _error(404, "not found")

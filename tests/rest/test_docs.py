@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from django.test import Client
 
 from psqlmessages.rest import bodies, namespaces
 from psqlmessages.rest.api import api
@@ -62,6 +63,20 @@ def test_the_page_names_every_call_and_the_bounds():
     assert f"{namespaces.MAX_WAITERS_PER_USER:,}" in PAGE
     assert f"{bodies._MAX_SINGLE_HEADERS} at most" in PAGE
     assert f"{bodies._MAX_ALL_HEADERS_CHARACTERS // 1024} KiB" in PAGE
+
+
+def test_other_methods_than_get_are_refused_as_json():
+    client = Client(enforce_csrf_checks=True)
+    for path in ("", "docs", "openapi.json", "docs/1/x"):
+        for method in ("put", "post", "delete", "options"):
+            answer = getattr(client, method)(f"/api/{path}")
+            assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD"), path
+            detail = f"{method.upper()} is not supported here, only GET, HEAD"
+            assert answer.json() == {"detail": detail, "err": None}
+    assert client.head("/api/openapi.json").status_code == 200
+    for path in ("", "docs/1/x"):
+        assert client.get(f"/api/{path}").json() == {"detail": "not found", "err": None}
+    assert client.put("/api/none").json() == {"detail": "not found", "err": None}
 
 
 def test_the_page_runs_under_the_strict_policy(site: Site, rest: World, visitors: Visitors):
