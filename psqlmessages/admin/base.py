@@ -149,7 +149,7 @@ class BaseAdmin(ModelAdmin):
             except (OperationalError, InterfaceError):
                 if FRAGMENT not in request.GET:
                     raise
-                return HttpResponse("PostgreSQL cannot be reached.", status=503)
+                return HttpResponse(_("PostgreSQL cannot be reached."), status=503)
 
         return explained
 

@@ -10,6 +10,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError
 from django.http import HttpRequest, JsonResponse
 from django.utils.crypto import constant_time_compare
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -63,10 +64,11 @@ async def _refuse(request: HttpRequest) -> JsonResponse | None:
     except DatabaseError:
         return JsonResponse({"status": "unavailable", "broken": ["database"]}, status=503)
     if access is None:
-        error = "Log in, or send the token of the setting HEALTH_TOKEN."
+        error = gettext("Log in, or send the token of the setting HEALTH_TOKEN.")
         return JsonResponse({"error": error}, status=401, headers={"WWW-Authenticate": "Bearer"})
     if not access.can_view:
-        return JsonResponse({"error": f"The permission {VIEW_MONITOR} is missing."}, status=403)
+        error = gettext("The permission {permission} is missing.").format(permission=VIEW_MONITOR)
+        return JsonResponse({"error": error}, status=403)
     return None
 
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -85,14 +86,15 @@ def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[
         try:
             access = await sync_to_async(load_request_access)(request)
         except DatabaseError:
-            return _error(503, "PostgreSQL cannot be reached.")
+            return _error(503, gettext("PostgreSQL cannot be reached."))
         if access is None:
-            return _error(401, "You are logged out.")
+            return _error(401, gettext("You are logged out."))
         if not access.can_view:
-            return _error(403, f"The permission {VIEW_MONITOR} is missing.")
-        if (text := await read(request)) is None:
-            return _error(503, "PostgreSQL cannot be reached.")
-        return HttpResponse(text, content_type="application/json")
+            text = gettext("The permission {permission} is missing.")
+            return _error(403, text.format(permission=VIEW_MONITOR))
+        if (data := await read(request)) is None:
+            return _error(503, gettext("PostgreSQL cannot be reached."))
+        return HttpResponse(data, content_type="application/json")
 
     return view
 

@@ -52,11 +52,11 @@ def require_monitor_access(view: View) -> View:
         except (OperationalError, InterfaceError):
             if FRAGMENT not in request.GET:
                 raise
-            return HttpResponse("PostgreSQL cannot be reached.", status=503)
+            return HttpResponse(gettext("PostgreSQL cannot be reached."), status=503)
 
     def respond(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
         if not request.user.is_authenticated and FRAGMENT in request.GET:
-            response = HttpResponse("You are logged out.", status=401)
+            response = HttpResponse(gettext("You are logged out."), status=401)
         elif not request.user.is_authenticated:
             login_url = find_url("admin:login") or settings.LOGIN_URL
             response = redirect_to_login(request.get_full_path(), login_url)

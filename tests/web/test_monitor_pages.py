@@ -15,6 +15,7 @@ from django.contrib.staticfiles import finders
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import override_script_prefix
+from django.utils import translation
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -330,4 +331,12 @@ def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch):
 
     monkeypatch.setattr(graph, "_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", hanging)
-    assert logged_in("view_monitor").get(GRAPH).status_code == 503
+    viewer, health = logged_in("view_monitor"), "/healthz?full"
+    assert viewer.get(GRAPH).status_code == 503
+    # A translation that puts each text in brackets.
+    monkeypatch.setattr(translation._trans, "gettext", "[{}]".format)
+    for client, *addresses in (
+        (viewer, GRAPH), (Client(), GRAPH, health, f"{LIST}?fragment=rows"),
+        (logged_in(), GRAPH, health),
+    ):  # fmt: skip
+        assert all("[" in client.get(address).text for address in addresses), addresses
