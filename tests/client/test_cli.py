@@ -8,7 +8,7 @@ from io import StringIO
 import psycopg
 import pytest
 
-from psqlmessages import Node
+from psqlmessages import Node, __version__
 from psqlmessages.cli.main import main
 from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, Program, finished, started
@@ -86,6 +86,12 @@ MISTAKES: tuple[tuple[str, ...], ...] = (
     ("send", "NODE1", "ORDERS", "--interval", "soon"),
     ("receive", "NODE1", "ORDERS", "--timeout", "nan"), ("bench", "--rounds", "0"),
 )  # fmt: skip
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"psqlmessages {__version__}\n"
 
 
 def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys):

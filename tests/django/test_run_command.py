@@ -1,23 +1,29 @@
 """manage.py psqlmessages run: a process that handles messages until a signal ends it."""
 
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from threading import Event
 from time import monotonic
 from typing import Any
 
 import pytest
+import yaml
+from daphne.cli import CommandLineInterface
 from django.contrib.auth.models import Group
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError, ManagementUtility, call_command
 
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, CallTimeout, NotConnected
 from tests.client.proxy import Proxy
-from tests.django.processes import manage, start
+from tests.django.processes import ROOT, manage, start
 from tests.django.shop import WORK
 from tests.django.waiting import answer_to, wait_until
 from tests.reliability.counts import report, size
@@ -32,6 +38,36 @@ with stop_on_signals(lambda: None, "stopping", 1):
     signal.raise_signal(signal.SIGTERM)
 """
 BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def deployed_commands(folder: Path) -> Iterator[list[str]]:
+    """The commands of the units (copied to `folder`), of Kubernetes and of compose.yaml."""
+    for unit in (ROOT / "deploy/systemd").iterdir():
+        text = unit.read_text().replace("/srv/shop/.venv/bin", str(Path(sys.executable).parent))
+        (folder / unit.name).write_text(text)
+        yield shlex.split(re.findall(r"^ExecStart=(.*)", text, re.MULTILINE)[0])
+    for file in (ROOT / "deploy/kubernetes").iterdir():
+        for each in yaml.safe_load_all(file.read_text()):
+            for container in each["spec"].get("template", each)["spec"].get("containers", ()):
+                yield container["args"]
+    for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values():
+        yield service.get("command", [])
+
+
+def test_the_units_are_valid_and_all_deployed_commands_exist(tmp_path: Path):
+    parsed = 0
+    for program, *arguments in filter(None, deployed_commands(tmp_path)):
+        if arguments[0] == "manage.py":
+            _, name, *words = arguments
+            command = ManagementUtility().fetch_command(name)
+            parsed += command.create_parser("manage.py", name).parse_args(words) is not None
+        elif Path(program).name == "daphne":
+            parsed += CommandLineInterface().parser.parse_args(arguments) is not None
+    assert parsed == 8
+    if analyze := shutil.which("systemd-analyze"):
+        verify = [analyze, "verify", *map(str, tmp_path.iterdir())]
+        done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():

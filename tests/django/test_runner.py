@@ -15,7 +15,7 @@ from django.contrib.auth.models import Group
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 
-from psqlmessages import Message, Options
+from psqlmessages import Message, Options, django
 from psqlmessages import handler_worker as running
 from psqlmessages.django import node
 from psqlmessages.exceptions import CallFailed, MessagesError, TopicNotExistent
@@ -122,7 +122,13 @@ def saved() -> list[str]:
     return sorted(Group.objects.values_list("name", flat=True))
 
 
-def test_messages_keep_order_and_are_atomic(sender: Program, registry: HandlerRegistry, seen: Seen):
+@pytest.mark.parametrize(("max_age", "connections"), [(0, 3), (60, 1)])
+def test_messages_keep_order_and_are_atomic(
+    shop: World, sender: Program, registry: HandlerRegistry, seen: Seen, monkeypatch,
+    max_age: int, connections: int,
+):  # fmt: skip
+    listener = shop.node("user2", "LISTENER", listen="ORDERS.2")
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", max_age)
     pids = []
 
     @registry.on_topic("ORDERS")
@@ -131,16 +137,19 @@ def test_messages_keep_order_and_are_atomic(sender: Program, registry: HandlerRe
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             pids.append(cursor.fetchone())
+        django.send("ORDERS.2", message.body, ident="worker")
+        assert listener.bodies() == [body for body, *_ in seen.bodies[-1:]], (
+            "it leaves at the commit"
+        )
         seen.add((message.body, message.sender, connection.in_atomic_block))
 
-    assert connection.settings_dict["CONN_MAX_AGE"] == 0
     with running_worker(registry) as runner:
         send(sender, "one", "two", "three")
         assert seen.wait_for(3) == [(body, "ASKER", True) for body in ("one", "two", "three")]
     assert saved() == ["one", "three", "two"]
     assert runner.counters.handled == 3
     # Old connections are closed around each message.
-    assert len(set(pids)) == 3
+    assert len(set(pids)) == connections
 
 
 def test_handlers_async_and_in_autocommit(sender: Program, registry: HandlerRegistry, seen: Seen):

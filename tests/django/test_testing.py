@@ -1,6 +1,7 @@
 """The helpers for the tests of projects, in a TestCase and without."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -16,11 +17,25 @@ from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.monitor import minute_writer
 from psqlmessages.relay.asgi import START_WRITER
 from psqlmessages.testing import SentMessages, answered_calls, ask, deliver, sent_messages
+from tests.conftest import TestedServer
+from tests.django.processes import environment, run_python
 from tests.sql.conftest import World
 
 pytest_plugins = ["psqlmessages.pytest_plugin"]
 
 registry = HandlerRegistry()
+IN_PARALLEL = """
+import pytest
+from psqlmessages.django import send
+from psqlmessages.testing import allow_topic
+pytest_plugins = ["psqlmessages.pytest_plugin"]
+@pytest.mark.django_db
+@pytest.mark.parametrize("number", range(4))
+def test_it(number, sent_messages):
+    allow_topic("ORDERS")
+    send("ORDERS", number)
+    assert sent_messages.bodies("ORDERS") == [number]
+"""
 
 
 @registry.on_topic("TESTED")
@@ -130,3 +145,12 @@ def test_the_plugin_ends_the_session_of_the_history(shop: World, monkeypatch: py
     # The server process ends a moment after the connection. Then another process, of an earlier
     # test, may get the lock.
     shop.wait_for(f"SELECT NOT EXISTS (SELECT {writers} AND pid = %s)", pid)
+
+
+@pytest.mark.nightly  # each process migrates a database of its own
+def test_a_project_runs_its_tests_in_parallel(server: TestedServer, tmp_path: Path):
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    (tmp_path / "test_it.py").write_text(IN_PARALLEL)
+    run = ("-m", "pytest", "-n2", "--ds=tests.django.shop_settings", f"-c{tmp_path}/pytest.ini")
+    done = run_python(*run, str(tmp_path), env=environment(server))
+    assert "4 passed" in done.stdout, done.stdout

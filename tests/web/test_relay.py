@@ -68,16 +68,21 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(relay: World, ali
     "program",
     ["uvicorn", pytest.param("gunicorn", marks=pytest.mark.nightly)],  # starts slowly
 )
-def test_other_asgi_servers_serve_the_relay(new_site: NewSite, enter: Enter, program: str):
+def test_other_asgi_servers_serve_the_relay_beside_daphne(
+    new_site: NewSite, enter: Enter, alice: Visitor, program: str
+):
     site = new_site(SERVER=program)
     assert site.get("/healthz")[0] == 200
-    visitor = enter("alice", "web.alice", at=site)
-    visitor.ok("topic_listen", topic="ROOM")
-    visitor.ok("topic_notify", topic="ROOM")
-    visitor.ok("topic_send", topic="ROOM", body="x" * 20_000)
-    assert visitor.message()["Body"] == "x" * 20_000
+    bob = enter("bob", "web.bob", at=site)
+    for sender, receiver in ((alice, bob), (bob, alice)):
+        receiver.ok("topic_listen", topic="ROOM")
+        sender.ok("topic_notify", topic="ROOM")
+        sender.ok("topic_send", topic="ROOM", body="x" * 20_000)
+        assert receiver.message()["Body"] == "x" * 20_000
+        receiver.ok("topic_unlisten", topic="ROOM")
     site.stop()
-    assert visitor.closed()[0] == 1012
+    assert bob.closed()[0] == 1012
+    assert alice.event("crash")["Ident"] == "web.bob"
 
 
 def test_calls_are_asked_and_answered_with_large_bodies(enter: Enter, relay: World, alice: Visitor):
