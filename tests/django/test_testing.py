@@ -26,14 +26,12 @@ pytest_plugins = ["psqlmessages.pytest_plugin"]
 registry = HandlerRegistry()
 IN_PARALLEL = """
 import pytest
-from psqlmessages.django import send
-from psqlmessages.testing import allow_topic
+from psqlmessages import django, testing
 pytest_plugins = ["psqlmessages.pytest_plugin"]
-@pytest.mark.django_db
 @pytest.mark.parametrize("number", range(4))
-def test_it(number, sent_messages):
-    allow_topic("ORDERS")
-    send("ORDERS", number)
+def test_it(db, number, sent_messages):
+    testing.allow_topic("ORDERS")
+    django.send("ORDERS", number)
     assert sent_messages.bodies("ORDERS") == [number]
 """
 

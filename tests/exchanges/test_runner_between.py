@@ -15,7 +15,6 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient
 from pytest_django import Settings
 
-from project.postgres import Server
 from psqlmessages.django import push
 from psqlmessages.exchanges.engine import remote
 from psqlmessages.exchanges.store import permissions
@@ -23,6 +22,7 @@ from psqlmessages.models import ExchangeCount, WebIdentity
 from psqlmessages.monitor.graph import read_graph
 from psqlmessages.rest.auth import token_for
 from psqlmessages.rest.namespaces import get_database
+from psqlmessages.testing import allow_topic
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.exchanges.conftest import namespace
@@ -97,10 +97,7 @@ def test_the_setting_database_chooses_the_database_of_all_parts(
 ):
     eu = wide_field.beds["eu"]
     settings.PSQLMESSAGES = {"NODE": "W", "DATABASE": "eu"}
-    eu.execute(
-        "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-        " VALUES (%s, 'W', 'Topic', 'ROOM', 'W', 60)", (Server.owner,),
-    )  # fmt: skip
+    allow_topic("ROOM")
     stella = User.objects.create_superuser("stella")
     WebIdentity.objects.create(user=stella, ident="W")
     client, token = AsyncClient(), token_for(stella, timedelta(1))
