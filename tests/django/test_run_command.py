@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -51,16 +50,13 @@ def test_the_units_are_valid_and_all_deployed_commands_exist(tmp_path: Path):
     text = "\n".join(file.read_text() for file in files)
     commands = [*map(shlex.split, re.findall(r"^ExecStart=(.*)", text, re.MULTILINE))]
     commands += map(json.loads, re.findall(r"(?:args:|command:|CMD) (\[.*\])", text))
-    parsers = Counter[str]()
     for program, first, *words in commands:
         if first == "manage.py":
             command = ManagementUtility().fetch_command(words[0])
             command.create_parser(first, words[0]).parse_args(words[1:])
         elif program.endswith("daphne"):
             CommandLineInterface().parser.parse_args([first, *words])
-        parsers[Path(program).name if first != "manage.py" else first] += 1
-    # The other ones start a module, or code: `python -m`, `python -c`.
-    assert parsers == {"manage.py": 6, "daphne": 3, "python": 3}
+    assert len(commands) == 12
     if analyze := shutil.which("systemd-analyze"):
         verify = [analyze, "verify", *copies]
         assert subprocess.check_output(verify, stderr=subprocess.STDOUT, timeout=60) == b""

@@ -138,9 +138,8 @@ def test_messages_keep_order_and_are_atomic(
             cursor.execute("SELECT pg_backend_pid()")
             pids.append(cursor.fetchone())
         django.send("ORDERS.2", message.body, ident="worker")
-        assert listener.bodies() == [body for body, *_ in seen.bodies[-1:]], (
-            "it leaves at the commit"
-        )
+        # It leaves at the commit.
+        assert listener.bodies() == [body for body, *_ in seen.bodies[-1:]]
         seen.add((message.body, message.sender, connection.in_atomic_block))
 
     with running_worker(registry) as runner:

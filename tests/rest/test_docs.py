@@ -71,8 +71,7 @@ def test_other_methods_than_get_are_refused_as_json():
         for method in ("put", "post", "delete", "options"):
             answer = getattr(client, method)(f"/api/{path}")
             assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD"), path
-            detail = f"{method.upper()} is not supported here, only GET, HEAD"
-            assert answer.json() == {"detail": detail, "err": None}
+            assert answer.json()["detail"].startswith(f"{method.upper()} is not supported")
     assert client.head("/api/openapi.json").status_code == 200
     for path in ("", "docs/1/x"):
         assert client.get(f"/api/{path}").json() == {"detail": "not found", "err": None}

@@ -63,8 +63,7 @@ class UnusualProject(TransactionTestCase):
         await WebIdentity.objects.acreate(user=self.person, ident="odd")
         token = await sync_to_async(auth.token_for)(self.person, HOUR)
         headers = [(b"authorization", f"Bearer {token}".encode())]
-        relay = websocket_application()
-        socket = WebsocketCommunicator(relay, "/ws/node/", headers=headers)
+        socket = WebsocketCommunicator(websocket_application(), "/ws/node/", headers=headers)
         assert (await socket.connect(60))[0]
         await socket.send_json_to({"op": "init", "ident": "odd"})
         assert await socket.receive_json_from(60) == {"Err": "0"}
