@@ -70,7 +70,7 @@ class CheckContext:
         return rows[0][0] if rows else None
 
 
-def denied(fix: str) -> str:
+def why_denied(fix: str) -> str:
     """Say why a missing rule is a problem, and which words of the fix are placeholders."""
     names = [name for name in ("CALLER", "NODE", "TOPIC") if re.search(rf"\b{name}\b", fix)]
     why = "everything is denied unless a rule allows it"

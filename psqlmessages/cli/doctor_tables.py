@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import monotonic, sleep
 
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, denied, ok, wrong
+from psqlmessages.cli.doctor_checks import (
+    CheckContext,
+    Finding,
+    FindingState,
+    ok,
+    why_denied,
+    wrong,
+)
 
 _MAX_STATEMENTS = 3
 
@@ -138,7 +145,7 @@ def rules(context: CheckContext) -> Iterator[Finding]:
     """Check that the role of each rule exists, and has not been created again since the rule."""
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
         fix = context.value(_EXAMPLE_RULE, context.node, context.topic)
-        yield wrong("there are no rules", denied(fix), fix)
+        yield wrong("there are no rules", why_denied(fix), fix)
         return
     rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)
     if not rows:

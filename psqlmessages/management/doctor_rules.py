@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from psqlmessages.cli import doctor
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, denied, ok, wrong
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, why_denied, wrong
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
@@ -62,7 +62,7 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
                 f"{shlex.quote(caller)} W Rpc {shlex.quote(callee)}", type="Rpc", dest=receiver,
             )  # fmt: skip
     for found, fix in missing:
-        yield wrong(found, denied(fix), fix)
+        yield wrong(found, why_denied(fix), fix)
     if not missing:
         yield ok("the node and the handlers have their rules")
 
