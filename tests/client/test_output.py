@@ -1,16 +1,11 @@
 """Progress and tables: one refreshed line on a terminal, plain lines elsewhere."""
 
 import io
-import time
-from argparse import ArgumentParser
-from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import pytest
 
-from psqlmessages.cli import output, queue
+from psqlmessages.cli import output
 from psqlmessages.cli.output import Progress, format_table, one_line
-from psqlmessages.management import pipeline_archive
 
 
 class Terminal(io.StringIO):
@@ -51,29 +46,3 @@ def test_a_table_has_columns_and_control_characters_are_not_obeyed():
         "name        n\na          10\nlong name   5"
     )
     assert one_line("Ä\x1b[2J\r\n\u202e") == "Ä\\x1b[2J\\r\\n\\u202e"
-
-
-@pytest.fixture
-def utc_plus_3(monkeypatch) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        # POSIX counts west of Greenwich.
-        patch.setenv("TZ", "TEST-3")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-@pytest.mark.usefixtures("utc_plus_3")
-@pytest.mark.parametrize(
-    ("command", "arguments", "name"),
-    [
-        (queue.COMMAND, ["push", "NODE", "QUEUE", "--mature"], "mature"),
-        (pipeline_archive.COMMAND, ["replay", "--topic", "TOPIC", "--from"], "first"),
-    ],
-)
-def test_times_without_zone_are_local(command: output.CliCommand, arguments: list[str], name: str):
-    parser = ArgumentParser()
-    command.configure(parser)
-    noon = datetime(2030, 12, 31, 12, tzinfo=UTC)
-    for text in ("2030-12-31T15:00", "2030-12-31T12:00+00:00"):
-        assert getattr(parser.parse_args([*arguments, text]), name) == noon

@@ -7,7 +7,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from django.core.management import CommandError
 from django.db import connection
 from django.db.models.functions import Now
 
@@ -146,26 +145,6 @@ def test_a_dry_run_shows_unrouted_elements(type_in: TypeIn, x1: Exchange):
     Exchange.objects.update(no_route_action="discard")
     discarded = type_in("test", "x1", "--body", "a").stdout
     assert discarded.endswith("\ndiscarded: no selector accepts the element\n")
-
-
-def test_a_failed_dry_run_is_reported(type_in: TypeIn, x1: Exchange):
-    for wrong, error in {
-        ("--headers", "[]"): r"argument --headers: not a JSON object: \[\]",
-        ("--headers", "{"): "argument --headers: It is not JSON: ",
-        ("--tries", "-1"): "argument --tries: at least 0 is needed: '-1'",
-    }.items():
-        with pytest.raises(CommandError, match=error):
-            type_in("test", "x1", *wrong)
-    done = type_in("test", "x1", "--body", "NaN", "--json-body")
-    told = "psqlmessages: --json-body: it is not JSON: NaN is not a JSON number\n"
-    assert (done.returncode, done.stderr) == (1, told)
-    assert type_in("test", "x1").stdout.startswith("default/eu: no, no such key: country\n")
-    x1.destinations.update(selector='now > timestamp("2020-01-01T00:00:00Z")')
-    assert type_in("test", "x1").stdout.startswith("default/eu: yes, ")
-    x1.destinations.filter(position=1).update(selector="@gone")
-    done = type_in("test", "x1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("psqlmessages: exchanges.x1.dst[1].selector: ")
 
 
 def test_list_is_a_table_of_exchanges_with_their_counts(type_in: TypeIn, x1: Exchange):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-import psycopg
 import pytest
 from django.db import DatabaseError, connection
 
@@ -18,10 +17,6 @@ from tests.conftest import TestedServer
 from tests.exchanges.asking import defined
 from tests.sql.conftest import World
 
-COUNT = """
-    INSERT INTO psqlmessages_exchangecount (exchange_id, worker, outcome, destination)
-    SELECT id, gen_random_uuid(), 'ok', -1 FROM psqlmessages_exchange
-"""
 WAITING = "SELECT count(*) = %s FROM pg_locks WHERE NOT granted"
 
 
@@ -105,26 +100,6 @@ def committed(committing: None, server: TestedServer) -> Iterator[World]:
     repository.store(exchange("x"))
     yield world
     world.close()
-
-
-@pytest.mark.parametrize(
-    "doing", [lambda: repository.delete(["x"]), lambda: load(replace_all=True)]
-)
-def test_an_exchange_goes_while_a_loop_counts(committed: World, doing: Callable[[], object]):
-    slow, loop = committed.owner.connection, committed.program().connection
-    loop.execute(COUNT)
-    slow.execute("BEGIN")
-    slow.execute("SELECT FROM psqlmessages_exchangecount FOR UPDATE")
-    with ThreadPoolExecutor(2) as threads:
-        removed = threads.submit(with_own_connection, doing)
-        committed.wait_for(WAITING, 1)
-        counted = threads.submit(loop.execute, COUNT)
-        committed.wait_for(WAITING, 2)
-        slow.execute("COMMIT")
-        removed.result()
-        with pytest.raises(psycopg.errors.ForeignKeyViolation):
-            counted.result()
-    assert not Exchange.objects.filter(name="x").exists()
 
 
 def test_concurrent_saves_of_the_same_exchange_find_it(committed: World):

@@ -180,18 +180,6 @@ def test_an_invalid_selector_is_refused_with_its_place():
     assert Selector.of("") is None
 
 
-def test_it_is_known_which_expressions_look_at_the_body():
-    looks = (
-        "msg.body == 1", "has(msg.body)", 'msg["body"].a == 1', "msg[state.key] == 1",
-        "size(msg) == 7",
-    )  # fmt: skip
-    not_so = (
-        "msg.headers.a == 1", "has(msg.headers.body)", 'msg.headers["body"] == state.body',
-        "{'body': 1}",
-    )  # fmt: skip
-    assert [each for each in (*looks, *not_so) if Selector(each).needs_body] == [*looks]
-
-
 def test_cached_answers_are_distinguished():
     selector = 'msg.headers.a == "1" || msg.headers.a == 1 || msg.headers.a == true'
     values = ["1", 1, True, "2", 2, False, "1", "2", None, "x" * 200]

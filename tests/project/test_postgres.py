@@ -124,28 +124,6 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
     assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
 
 
-def test_a_pid_of_another_process_or_server_is_ignored(server: Server, pytestconfig):
-    other = pid_of(pytestconfig.stash[SERVER])
-    account = server.home.account
-    identity = {"user": account.uid, "group": account.gid} if account.is_foreign else {}
-    lock = server.home.socket_folder() / f".s.PGSQL.{server.home.port}.lock"
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, **identity) as stranger:
-        for pid, places in (
-            (stranger.pid, (server.home.data / "postmaster.pid", lock)),
-            (other, (server.home.data / "postmaster.pid",)),
-        ):
-            crash(server)
-            for place in places:
-                place.write_text("\n".join((str(pid), *place.read_text().splitlines()[1:], "")))
-            assert not server.is_running
-            server.start()
-            assert server.is_running
-            assert pid_of(server) != pid
-        assert stranger.poll() is None
-        stranger.stdin.close()
-    assert pid_of(pytestconfig.stash[SERVER]) == other
-
-
 def test_a_taken_port_is_exchanged_for_another(server: Server):
     server.stop()
     taken = server.home.port

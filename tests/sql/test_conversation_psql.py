@@ -60,24 +60,3 @@ def test_nodes_talk_over_a_topic(world: World, server: TestedServer):
     }  # fmt: skip
     assert (large["Size"], large["Dkey"].partition(".")[0]) == (10_000, "10")
     assert re.fullmatch(r"[0-9a-f]{32,} 5 TOKEN", question["Token"])
-
-
-def test_debug1_logs_each_command_without_token_and_debug2_events(spec_world: World):
-    node = spec_world.node("user1", "NODE1", notify="MYTOPIC")
-    spec_world.node("user2", "NODE2")
-    assert node.warnings == [], "by default nothing is logged"
-    node.execute("SET client_min_messages = DEBUG2")
-    node.ok("topic_unnotify", "MYTOPIC")
-    command = "topic_unnotify MYTOPIC"
-    event = "DEBUG: Messages event: topic_unnotify NODE1 MYTOPIC"
-    assert {f"DEBUG: Messages command: {command}", event} <= set(node.warnings)
-    node.execute("SET client_min_messages = DEBUG1")
-    node.warnings.clear()
-    node.ok("topic_notify", "MYTOPIC")
-    for function in "rpc", "return", "return_error":
-        node.call(function, "NODE2", "SECRET", "x")
-    printed = "\n".join(node.warnings)
-    logged = re.findall(r"^DEBUG: Messages command: (\w+)", printed, re.MULTILINE)
-    assert logged == ["topic_notify", "rpc", "return", "return_error"]
-    assert "Messages event" not in printed
-    assert "SECRET" not in printed

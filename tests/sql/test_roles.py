@@ -1,18 +1,12 @@
-"""Roles: groups whose members come and go, roles that are dropped, and names of every kind."""
+"""Roles: groups whose members come and go, and roles that are dropped."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
 
-import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
 
-NAMES = [
-    'us"er', "us'er", "100% %s %I", "$$ $1", r"\u0041\n", "User Name", "🐘🐘", "🐘" * 15, "r" * 63,
-    "€" * 21, "\u05de\u05e9\u05ea\u200f", "e\u0301", "x'); DROP SCHEMA messages; --", "a\nb", "{}",
-    "a b ", " user1",
-]  # fmt: skip
 # How a role comes to a right of a group, and loses it.
 LOSSES = [
     ("GRANT team TO middle; GRANT middle TO member", "team", "REVOKE team FROM middle"),
@@ -116,32 +110,3 @@ def test_a_dropped_role_affects_no_other_role(world: World, new_role: Callable[[
     dropped.payloads()
     world.execute("UPDATE messages.auth SET mode = 'W'")
     assert "topic_unlisten D T" in dropped.events()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_names_may_be_anything(world: World, new_role: Callable[[str], Program], name: str):
-    try:
-        program = new_role(name)
-    except psycopg.errors.InvalidParameterValue:
-        pytest.skip("this version of PostgreSQL refuses the name")
-    world.rule(name, name, "Topic", name, "RW", 5)
-    world.rule(name, name, "Rpc", name, "W", 5)
-    channel = program.ok("init", name)["Channel"]
-    assert len(channel.encode()) <= 63
-    assert name.startswith(channel.rpartition("_")[0])
-    assert program.ok("init", name) == {"Err": "0", "Channel": channel, "Already": 1}
-    for function, *arguments in (
-        ("topic_listen",), ("topic_notify",), ("topic_send", name, name),
-        ("topic_send_many", [name], name), ("topic_send_as", name, name, name), ("rpc", name, name),
-    ):  # fmt: skip
-        program.ok(str(function), name, *arguments)
-    headers = program.headers()
-    assert [header["Type"] for header in headers] == ["Topic"] * 3 + ["Rpc"]
-    assert {header[field] for header in headers for field in ("To", "From", "Body")} == {name}
-    for header in headers:
-        program.ok("return", name, header["Token"], name)
-    assert [answer["Token"] for answer in program.headers()] == [name] * 4
-    assert program.ok("topic_status", name)["Listeners"] == [name]
-    if name != name.strip():
-        assert world.program("user1").error("init", name)[0] == 5
-        assert program.error("topic_listen", name.strip())[0] == 9

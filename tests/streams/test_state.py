@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.streams.conftest import Stream, moment, register
+from tests.streams.conftest import Stream, moment
 
 
 def test_subscription_tells_since_backlog_and_expiry(stream: Stream):
@@ -121,37 +121,6 @@ def test_connect_stream_of_another_role_changes_nothing(stream: Stream, world: W
 
 def rows(program: Program, view: str) -> list[dict[str, object]]:
     return program.query(f"SELECT json_agg(v ORDER BY v::text) FROM messages.{view} AS v") or []
-
-
-def test_the_views_show_the_columns_of_comparable_systems(stream: Stream):
-    register(stream.subscriber, "SUB")
-    stream.got("SUB", timeout=100)
-    stream.got("SUB2", timeout=200)
-    before = datetime.now(UTC)
-    stream.publish("x")
-    after = datetime.now(UTC)
-    [topic] = rows(stream.subscriber, "stream_topics")
-    assert before <= moment(topic["last_msg_recv_timestamp"]) <= after
-    assert (topic["topic"], topic["number_of_users_subscribed"]) == ("T", 2)
-    assert 100 < int(str(topic["relative_timeout"])) <= 200
-    one, two = rows(stream.subscriber, "stream_clients")
-    assert [(row["client"], row["number_of_subscriptions"]) for row in (one, two)] == [
-        ("SUB", 1), ("SUB2", 1),
-    ]  # fmt: skip
-    assert moment(one["connection_timestamp"]) < before
-    assert two["connection_timestamp"] is None
-    for row, client, timeout in zip(
-        rows(stream.subscriber, "stream_subscriptions"), ("SUB", "SUB2"), (100, 200), strict=True
-    ):
-        assert (row["client"], row["topic"], row["timeout"]) == (client, "T", timeout)
-        assert moment(row["subscription_timestamp"]) <= moment(row["last_ping_timestamp"]) < before
-    # One that died is in no view.
-    stream.age(200, "SUB")
-    stream.age(200, "SUB2")
-    assert rows(stream.subscriber, "stream_clients") == []
-    assert rows(stream.subscriber, "stream_subscriptions") == []
-    [topic] = rows(stream.subscriber, "stream_topics")
-    assert (topic["number_of_users_subscribed"], topic["relative_timeout"]) == (0, 0)
 
 
 def test_the_last_message_is_shown_after_its_removal(stream: Stream):
