@@ -16,7 +16,7 @@ from typing import Any
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.client.options import Options
-from psqlmessages.exceptions import CallTimeout, MessagesError, NodeClosed
+from psqlmessages.exceptions import CallTimeout, MessagesError, NodeClosed, NotInitialized
 
 _CLOSING_SECONDS = 6.0
 # Less than by default: the statements of calls take little time, and while one runs, no probe
@@ -36,7 +36,9 @@ class RpcClient:
         self.ident = ident
         self._dsn = dsn
         self._node: AsyncNode | None = None
+        # Both are kept, as an event loop has only weak references to its tasks.
         self._reading: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._open_lock = asyncio.Lock()
         self._submit_lock = threading.Lock()
         self._is_closed = False
@@ -71,6 +73,12 @@ class RpcClient:
         connect_timeout = max(as_timedelta(timeout, "timeout"), _MIN_CONNECT_TIMEOUT)
         try:
             own_node = await self._connect(connect_timeout.total_seconds())
+            try:
+                return await own_node.call(node, body, timeout=timeout)
+            except NotInitialized:
+                # A change of rules has ended the node, and the call did nothing.
+                self._forget(own_node)
+            own_node = await self._connect(connect_timeout.total_seconds())
             return await own_node.call(node, body, timeout=timeout)
         except MessagesError as error:
             # The next process has another ident: the rule must name them all.
@@ -97,6 +105,12 @@ class RpcClient:
                 return node
         except TimeoutError:
             raise CallTimeout(f"no session could be opened within {seconds:g} s") from None
+
+    def _forget(self, node: AsyncNode) -> None:
+        """Close a node that the server has ended; the next call opens another one."""
+        if self._node is node:
+            self._node = None
+            self._closing = asyncio.create_task(node.close())
 
     @staticmethod
     async def _read(node: AsyncNode) -> None:

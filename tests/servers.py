@@ -1,7 +1,6 @@
 """A pytest plugin that starts a PostgreSQL for the tests, before Django reads its settings.
 
 POSTGRES_BIN=DIR   use the programs of another PostgreSQL than the embedded one
-KEEP_POSTGRES=1    leave the server running at the end
 """
 
 import fcntl
@@ -137,6 +136,5 @@ def exclusive_server() -> Iterator[Server]:
             copy_cluster(server)
             server.start()
             yield server
-            if os.environ.get("KEEP_POSTGRES") != "1":
-                server.stop()
+            server.stop()
             return
