@@ -20,7 +20,7 @@ from project.postgres import CLUSTERS, Server, binaries_of_wheel
 from project.postgres.binaries import major_version
 from tests.migrated_cluster import copy_cluster
 
-# Tests kill servers, but cut no power: what is written need not be on the disk.
+# Tests kill servers but not the machine, so written data survive without fsync.
 SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5", "fsync": "off"}
 
 SERVER = pytest.StashKey[Server]()

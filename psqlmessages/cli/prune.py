@@ -22,7 +22,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Run the command: print what was removed."""
+    """Remove expired data and print how much was removed."""
     done = prune(arguments.dsn)
     print(json.dumps(done) if arguments.json else format_result(done))
     return 0

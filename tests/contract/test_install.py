@@ -102,7 +102,7 @@ def database(server: TestedServer, django_db_blocker) -> Iterator[Database]:
 
 @pytest.fixture(scope="module")
 def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database, Catalogue]]:
-    """Yield a database that the owner, who is no superuser, has migrated, and its catalogue."""
+    """Yield a database, migrated by an owner without superuser rights, and its catalogue."""
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
         cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

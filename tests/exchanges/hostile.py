@@ -1,7 +1,8 @@
 """Measures hostile selectors, each in a process of its own, which may crash.
 
-It reads [[expression, body], …] as JSON, where a body is Python with n, the number of units that
-the expression may read. Seconds are CPU seconds, corrected for a slow machine.
+The input is a JSON list of pairs: a selector, and a Python expression for the body. In the latter,
+n is the number of units that the selector may read. Seconds are of CPU, corrected for a slow
+machine.
 """
 
 import json

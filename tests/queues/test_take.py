@@ -1,4 +1,4 @@
-"""Taking: what pop and reserve return, to whom, what a queue then holds, and what it counts."""
+"""Taking elements: the results of pop and reserve, the remaining elements, and the counts."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -116,7 +116,7 @@ def test_counts_are_summed_and_stay_the_same(queue: Queue, world: World):
     rows = "SELECT count(*) FROM psqlmessages_queuecount"
     queue.push("a", "b", "c")
     queue.pop()
-    # As if so many rows had been counted since.
+    # This makes the sum due: a million rows seem to be new.
     world.execute("UPDATE messages._queues SET counted_id = -1000000")
     with queue.pusher.connection.transaction():
         queue.push("held")

@@ -52,7 +52,7 @@ def written(superuser: Program) -> int:
 
 
 async def idle(made: Counter[str], name: str, times: int) -> None:
-    """Wait until each node has made so many periodic calls, on average."""
+    """Wait until the nodes have made `times` periodic calls each, on average."""
     at_end = made[name] + times * NODES
     while made[name] < at_end:  # noqa: ASYNC110 - sessions have no event for it
         await asyncio.sleep(0.05)
