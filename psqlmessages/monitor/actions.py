@@ -28,7 +28,7 @@ OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
 
 _LOCK_TIMEOUT: Final = "10s"
 _CONFIRMED: Final = "confirmed"
-_CHANGE: Final = 2  # as django.contrib.admin.models.CHANGE
+_CHANGE: Final = 2  # The value of django.contrib.admin.models.CHANGE.
 
 Target = TypeVar("Target", bound=Model)
 # The posted fields: each name has one or more values. ``describe`` may replace them.
@@ -42,7 +42,7 @@ class Action(Generic[Target]):
     ``describe`` returns sentences about what the action will affect, with numbers and names. It may
     change the posted fields: the confirmation posts the changed fields. ``run`` returns a sentence
     for the log about what the action did. Both raise ValidationError if a field is wrong, and
-    MessagesError if a call fails; its text shows a missing rule.
+    MessagesError if a call fails, for instance because a rule is missing.
     """
 
     label: Any

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Send an update at least this often: a page without updates shows that its connection is lost.
 _HEARTBEAT_SECONDS: Final = 1.0
-# If more rows of the topic list have changed, send them only once per second.
+# If more than this number of rows of the topic list have changed, send them once per second.
 _MAX_ROWS_PER_TICK: Final = 200
 # Each point of a sparkline is the message count of this many seconds.
 BUCKET_SECONDS: Final = 10

@@ -19,7 +19,7 @@ class MessageCount(NamedTuple):
 
 
 class PerSecondRing:
-    """Message counts and sizes of the last ``HISTORY_SECONDS``; a second is a Unix time."""
+    """Message counts and sizes by second, a Unix time, for the last ``HISTORY_SECONDS``."""
 
     __slots__ = ("_counts", "_sizes", "newest")
 
@@ -48,8 +48,8 @@ class PerSecondRing:
         # Faster than total() for each: a snapshot of the list needs 60 intervals of each topic.
         oldest = (self.newest + 1) % HISTORY_SECONDS
         ordered = self._counts[oldest:] + self._counts[:oldest]
-        begin = first - (self.newest - HISTORY_SECONDS + 1)
-        starts = range(begin, begin + number * step, step)
+        first_index = first - (self.newest - HISTORY_SECONDS + 1)
+        starts = range(first_index, first_index + number * step, step)
         return [sum(ordered[max(start, 0) : max(start + step, 0)]) for start in starts]
 
     def _parts(self, ring: array[int], first: int, last: int) -> tuple[array[int], ...]:

@@ -157,7 +157,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 def _sum_by_destination(
     destinations: list[str], counts: dict[int, int]
 ) -> Iterable[tuple[str, int]]:
-    """Add up ``counts``, which are by position, of destinations with the same queue."""
+    """Add up the counts of destinations with the same queue; ``counts`` is by position."""
     sums: dict[str, int] = defaultdict(int)
     for position, destination in enumerate(destinations):
         sums[destination] += counts.get(position, 0)

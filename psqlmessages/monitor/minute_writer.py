@@ -203,7 +203,7 @@ class MinuteWriter:
 
     def __init__(self) -> None:
         self._topics = TopicCounter(get_hub())
-        # At the start of the present minute; None if they are unknown.
+        # The totals at the start of the present minute; None if they are unknown.
         self._queue_totals: dict[str, QueueTotals] | None = None
         # The id of the open period of each kind, topic or queue, and the end of its last minute.
         self._periods: dict[str, tuple[int, int]] = {}
@@ -359,7 +359,7 @@ class WriterThread(threading.Thread):
                 if get_settings().HISTORY_DAYS:
                     group.create_task(MinuteWriter().run())
         except Exception:
-            logger.exception("the history is not written any longer: restart this process")
+            logger.exception("no longer writing history and refused calls: restart this process")
 
 
 _threads: list[WriterThread] = []

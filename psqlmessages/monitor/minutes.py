@@ -20,7 +20,7 @@ from psqlmessages.monitor.queries import fetch_rows
 
 _TIMEOUT_SECONDS: Final = 3.0
 _HOUR_SECONDS: Final = 60 * MINUTE_SECONDS
-# The length of a chart's step by the length of the chart, in seconds.
+# The length of a step for each length of a chart, in seconds.
 STEPS: Final = {
     _HOUR_SECONDS: MINUTE_SECONDS,
     6 * _HOUR_SECONDS: MINUTE_SECONDS,

@@ -168,7 +168,7 @@ class NodeConnection:
 
     @property
     def neighbour_links(self) -> list[tuple[str, str]]:
-        """The other nodes with their pages."""
+        """The names of the other nodes, with the URLs of their pages."""
         return _links("node", self.neighbours)
 
 

@@ -63,7 +63,7 @@ class Observer:
         self._wakeup = asyncio.Event()
         self._has_no_viewers = asyncio.Event()
         self._has_viewers = asyncio.Event()
-        # Events since the last query of topics began. The result of the query may be older.
+        # Events since the last query of topics began. Its result may be older than these events.
         self._recent_events: deque[tuple[str, str, str]] = deque(maxlen=10_000)
         # When PostgreSQL was started, and when the hub last lost the connection.
         self._postgres_started_at: float | None = None

@@ -47,7 +47,7 @@ _PEEK: Final = """
 
 
 class QueuedElement(NamedTuple):
-    """An element as the page shows it: the beginning of its headers and its body."""
+    """An element with the beginning of its headers and of its body, or None if it is not read."""
 
     id: int
     state: str

@@ -236,7 +236,7 @@ _HEIGHT: Final = 20
 
 
 def polylines(values: Sequence[float | None], largest: float) -> list[str]:
-    """Return the points of an SVG of 20 units height: a line for each run without a gap."""
+    """Return the points of lines for an SVG of height 20: a line for each run of known values."""
     lines: list[list[str]] = [[]]
     for x, value in enumerate(values):
         if value is None:

@@ -223,7 +223,7 @@ def last_position(topic: str) -> int:
 
 
 def position_at(topic: str, at: datetime) -> int:
-    """Return the position before the first message published at a time or later; or the last."""
+    """Return the position before the first message since a time; without any, the last position."""
     query = """
         SELECT m.id, m.published_at < %s FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id

@@ -155,7 +155,7 @@ def _new_position(subscription: Subscription, fields: Fields) -> int:
 
 
 def _describe_move(subscription: Subscription, position: int, *, is_done: bool = False) -> str:
-    """Say how many messages will be, or with ``is_done`` are, read again or skipped."""
+    """Return a sentence with the number of messages that are read again or skipped."""
     names = {"node": isolate(subscription.ident), "stream": isolate(subscription.topic)}
     old = subscription.position
     number = count_between(subscription.topic, min(old, position), max(old, position))

@@ -38,7 +38,7 @@ class TopicQuery(NamedTuple):
 
     @property
     def sql(self) -> str:
-        """The statement that reads the names on the page, each with the number on all pages."""
+        """The statement that reads the names on the page, each with the number of all matches."""
         column = _COLUMNS[self.sort.removeprefix("-")]
         direction = "DESC" if self.sort.startswith("-") else "ASC"
         return f"""

@@ -45,8 +45,8 @@ class Viewer:
         self.has_snapshot = False
         self._send = send
         self.close = close
-        # Number and time of each unread frame. A page echoes the number, a random one, when it has
-        # read the frame. So the limit also holds if a proxy buffers frames.
+        # Random number and time of each unread frame. After reading a frame, the page echoes the
+        # number, so the limit also holds if a proxy buffers frames.
         self._unread: deque[tuple[int, float]] = deque()
         # Seconds between sending the last echoed frame and receiving its echo.
         self._lag: float | None = None
