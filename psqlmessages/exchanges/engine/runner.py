@@ -107,10 +107,10 @@ class ExchangeRunner:
     """Runs the consumers of one exchange until stopped; each finishes its current batch."""
 
     def __init__(
-        self, plan: ExchangePlan, namespaces: dict[str, DatabaseHandle], counters: ExchangeCounters
+        self, plan: ExchangePlan, databases: dict[str, DatabaseHandle], counters: ExchangeCounters
     ) -> None:
         self.plan = plan
-        self.namespaces = namespaces
+        self.databases = databases
         self.log = ExchangeLog(plan, counters)
         self.is_stopping = False
         self.wakeups = 0
@@ -124,7 +124,7 @@ class ExchangeRunner:
     @property
     def source(self) -> DatabaseHandle:
         """The database of the source."""
-        return self.namespaces[self.plan.exchange.source.namespace]
+        return self.databases[self.plan.exchange.source.namespace]
 
     async def run(self) -> None:
         """Run the consumers until stopped."""
@@ -238,8 +238,8 @@ class ExchangeConsumer:
         self._log = runner.log
         self._connection = ReconnectingConnection(runner.source.address, _ANSWER_SECONDS)
         self._pushers = {
-            alias: RemotePusher(runner.plan.ident, namespace.address, namespace.circuit)
-            for alias, namespace in runner.namespaces.items()
+            alias: RemotePusher(runner.plan.ident, database.address, database.circuit)
+            for alias, database in runner.databases.items()
             if alias != runner.source.alias
         }
         self._backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)

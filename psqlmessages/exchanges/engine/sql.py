@@ -57,7 +57,7 @@ class ReconnectingConnection:
         """Whether the connection is open, as far as known."""
         return self._connection is not None and not self._connection.closed
 
-    async def _open(self) -> AsyncConnection:
+    async def _ensure_open(self) -> AsyncConnection:
         """Return the connection; open it if necessary."""
         if self._connection is not None and not self._connection.closed:
             return self._connection
@@ -75,7 +75,7 @@ class ReconnectingConnection:
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each."""
-        connection = await self._open()
+        connection = await self._ensure_open()
         try:
             if len(queries) == 1:
                 cursors = [await _execute(connection, queries[0])]
@@ -97,7 +97,7 @@ class ReconnectingConnection:
         ``prefetch`` fails, roll its transaction back, and return None instead of its rows. To get
         the error, run ``prefetch`` alone.
         """
-        connection = await self._open()
+        connection = await self._ensure_open()
         cursors: list[psycopg.AsyncCursor[Row]] = []
         try:
             async with connection.pipeline():
