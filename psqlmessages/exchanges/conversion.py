@@ -138,7 +138,7 @@ def to_python(value: CelValue) -> Any:
     """Convert a result to Python; raise SelectorFailed if it is an error or of another CEL type."""
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
-        return None  # value() has the reference error of plain_value, see the top
+        return None  # value() would also release None once too often
     if kind == "ERROR":
         raise SelectorFailed(shorten_error(value.value()))
     if kind not in _DECODERS:

@@ -108,7 +108,7 @@ MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000
 
 # Nanoseconds, measured on a slow core and rounded up. _CALL is per call, _COMPILE_PER_INSTRUCTION
-# per instruction. The others are per unit of input, and per what their name says.
+# per instruction. The others are per unit of input, two also per character or per instruction.
 _CONVERT: Final = 6.0
 _SCAN: Final = 2.0
 _READ_DURATION: Final = 12.0

@@ -76,7 +76,7 @@ class _Traversal:
         self.deliveries: list[Delivery] = []
         self._message = message
         self._activations = activations
-        # For the next copies. Until a selector changes them: None (headers), UNCHANGED (body).
+        # Headers and body of the next copies, if a selector has changed them.
         self._headers: dict[str, Any] | None = None
         self._body: Any = UNCHANGED
 

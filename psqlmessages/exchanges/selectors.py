@@ -143,7 +143,7 @@ class Selector:
     """A CEL expression, or ``@`` and the name of a function that ``@selector`` registered.
 
     Raise SelectorError if the expression cannot be compiled or may exceed its cost bounds, or if
-    the function is unknown. Raise SelectorsUnavailable if the CEL package is not installed.
+    the function is unknown. Raise SelectorsUnavailable if the CEL package cannot be imported.
     """
 
     def __init__(self, text: str) -> None:

@@ -308,7 +308,7 @@ class RoutedBatch:
         self.failed.add(ref)
 
     def add_pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
-        """Record the result of a push to another database: an error for each copy, or None."""
+        """Record the result of a push: for each copy an error, or None if it was pushed."""
         for copy, error in zip(copies, errors, strict=True):
             if error is None:
                 # If another copy of the element fails, this mark prevents a second push.
@@ -326,7 +326,7 @@ class RoutedBatch:
             self._fail(ref, destinations[mark, ref], reason)
 
     def count_outcomes(self) -> dict[str, tuple[int, float]]:
-        """Return for each outcome: the number of elements (without lost ones), selector seconds."""
+        """Return the number of elements, without lost ones, and selector seconds, by outcome."""
         counts: dict[str, tuple[int, float]] = {}
         for ref, outcome in self.outcome_of.items():
             if ref not in self.lost:
@@ -336,7 +336,7 @@ class RoutedBatch:
         return counts
 
     def count_copies(self) -> Counter[int]:
-        """Return how many copies of this batch each destination received. The keys are indexes."""
+        """Return how many copies of this batch each destination (by index) received."""
         refused = {(error.ref, error.destination) for error in self.copy_errors}
         return Counter(
             copy.destination

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# These equal values of ExchangeCount.Outcome. This module cannot import it, as it avoids Django.
+# Values of ExchangeCount.Outcome, a class that this module cannot import: it must not use Django.
 OK: Final = "ok"
 TO: Final = "to"
 BAD_SELECTOR: Final = "bad_selector"
@@ -52,7 +52,7 @@ class Histogram:
 class ExchangeCounters:
     """Counters of one exchange, and how often its consumers waited after an error.
 
-    The key of a counter is an outcome and the index of a destination. Counters of elements have -1.
+    A key of ``entries`` is an outcome and the index of a destination, or -1 for elements.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ class ExchangeLog:
         self._log.warning("exchange %s: unexpected error", self._name, exc_info=error)
 
 
-# The consumers of one exchange. One idle consumer watches the queue and wakes the other idle ones.
+# The consumers of one exchange. One idle consumer watches the queue, the others wait until woken.
 
 
 class DatabaseHandle:
@@ -193,7 +193,7 @@ class ExchangeRunner:
                 return
 
     async def _watch(self, wakeups: int) -> None:
-        """Wait for a notification or the time to poll. Return immediately if listening is new."""
+        """Wait for a notification or the time to poll; do not wait if listening has just begun."""
         queue_state = self._queue_state
         if queue_state is None or queue_state.is_stale(monotonic()):
             source = self.plan.exchange.source.name

@@ -184,7 +184,7 @@ def _find_missing_permissions(
 def _needed_modes(
     exchanges: Iterable[DefinedExchange], namespace: str
 ) -> dict[tuple[str, str], set[str]]:
-    """Return the modes that each node name needs. The keys are a node name and a queue."""
+    """Return the modes that are needed in a namespace, for each pair of node name and queue."""
     needed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for exchange in exchanges:
         ident = ident_of(exchange.name)

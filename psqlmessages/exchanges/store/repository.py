@@ -136,7 +136,7 @@ def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
 
 
 def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Start or stop an exchange; return False if it had this state. Raise Exchange.DoesNotExist."""
+    """Start or stop an exchange; return whether its state changed, or raise DoesNotExist."""
     with transaction.atomic(using=using):
         row = Exchange.objects.using(using).select_for_update().get(name=name)
         if row.is_running == is_running:
@@ -175,7 +175,7 @@ class ExchangesChanged(Exception):
 
 @dataclass(frozen=True)
 class ExchangeDifference:
-    """Stored and wanted exchanges, by change. ``changed`` holds pairs of old and new definition."""
+    """Difference between stored and wanted exchanges. ``changed`` holds pairs (old, new)."""
 
     added: tuple[DefinedExchange, ...] = ()
     changed: tuple[tuple[DefinedExchange, DefinedExchange], ...] = ()

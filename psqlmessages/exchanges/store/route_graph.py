@@ -1,4 +1,4 @@
-"""Graph whose nodes are queues and whose edges are the routes of exchanges; its cycles. Pure."""
+"""Graph of queues, whose edges are the routes of exchanges, and its cycles. Pure."""
 
 from __future__ import annotations
 
