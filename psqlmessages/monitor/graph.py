@@ -161,7 +161,7 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
         )
         for exchange in exchanges
     )
-    in_cycle = {(edge.exchange, edge.position) for edge in graph.edges if edge.is_in_cycle}
+    in_cycle = {(e.exchange, e.destination_position) for e in graph.edges if e.is_in_cycle}
     for exchange in exchanges:
         for position, destination in enumerate(exchange["destinations"]):
             destination["is_in_cycle"] = (exchange["name"], position) in in_cycle
