@@ -53,24 +53,19 @@ _RETRY_SECONDS = 1.0
 class SubscriptionReader:
     """Reads one subscription and acknowledges its messages, in steps.
 
-    An error may interrupt it at any step: the next call continues.
+    An error may interrupt a method at any step. A later call continues from there.
     """
 
     def __init__(
-        self,
-        state: NodeState,
-        topic: str,
-        timeout: Duration,
-        max_rows: int,
-        idle: Duration | None,
+        self, state: NodeState, topic: str, timeout: Duration, max_rows: int, idle: Duration | None
     ) -> None:
         self._state = state
         self.topic = topic
-        self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
+        self._key = key = SubscriptionKey.of(state.registration.acting_node, topic, timeout)
         self._max_rows = check_int(max_rows, "max_rows")
         self._batch_rows = min(max_rows, _FIRST_BATCH_ROWS)
         self._idle_seconds = seconds_of(idle, "idle") if idle is not None else inf
-        # Each acknowledgement, and each read that finds nothing, keeps the subscription alive.
+        # Each acknowledgement, and each read without messages, keeps the subscription alive.
         self._keep_alive_seconds = key.timeout_seconds / 3
         self._kept_alive_at = -inf
         # Rows of messages that were read and not yet returned.
@@ -124,7 +119,7 @@ class SubscriptionReader:
             if now >= until:
                 if self._read_at >= started_at:
                     return None
-                # The wake-up of a committed message may still be on its way, so read at least once.
+                # The wake-up of a committed message may come later, so read at least once.
                 self._poll_at = -inf
             elif self._poll_at > now:
                 yield Wait(self._is_woken, min(self._poll_at, until))
@@ -207,7 +202,7 @@ class SubscriptionReader:
             self._batch_rows = max(1, min(fitting_rows, 4 * self._batch_rows, self._max_rows))
 
     def _report_gap(self, state: SubscriptionState) -> None:
-        """Log and count a timeout of the subscription since the last read that found nothing."""
+        """Log and count an expiry of the subscription since the last read without messages."""
         if self._subscribed_since not in (None, state.since) and not state.is_recovered:
             self._state.counters.gaps += 1
             text = "%s: the subscription to %s timed out; messages before %s were missed"
@@ -215,7 +210,7 @@ class SubscriptionReader:
         self._subscribed_since = state.since
 
     def _next_poll_seconds(self, state: SubscriptionState) -> float:
-        """Return the pause after a read that found nothing, and adapt the ones that follow."""
+        """Return the pause after a read without messages, and adapt the pauses that follow."""
         connections = self._state.wakeups.connections
         if state.backlog:
             self._poll_seconds = self._blocked_poll_seconds
