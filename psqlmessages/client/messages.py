@@ -36,7 +36,7 @@ class Replier(Protocol):
 
 @dataclass(slots=True)
 class Message:
-    """A message, or a system event (type "Sys": ``event`` and ``ident`` describe it).
+    """A message or system event. An event has type "Sys"; ``event`` and ``ident`` describe it.
 
     ``to`` is the receiving node of an "Rpc" or "Return", and the topic of a "Topic". ``size`` is
     the number of bytes of the encoded body. ``away`` is set in the local event "reconnected" only:

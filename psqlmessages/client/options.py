@@ -30,7 +30,7 @@ class Options:
     ``synchronous_commit``: each commit waits until its WAL is on disk; topics and RPC need no WAL.
     ``evaluate_interval``: how often the node calls housekeeping.
     ``probe_interval``: how often the node checks that its connection still listens.
-    ``probe_timeout``: the limit for the result of a probe; also the shortest for sending a call.
+    ``probe_timeout``: the limit for the result of a probe; the shortest limit for sending a call.
     ``answer_timeout``: a connection without an answer for this long is considered lost.
     ``reconnect_wait``: how long a call waits for the node to reconnect.
     ``backoff_min``, ``backoff_max``: limits of the growing pauses between attempts to reconnect.

@@ -70,7 +70,7 @@ class LeasedBatch:
     def next(self) -> Steps[Element | None]:
         """Mark the current element as finished, and return the next one; commit if that is due.
 
-        If no element is left, the leases have expired, or the node is stopped: commit; return None.
+        Commit and return None if no element is left, the leases have expired, or at ``stop``.
         """
         if self._current is not None:
             self._finished.append(self._current)
@@ -254,7 +254,7 @@ class QueuePoller:
             if may_listen and self._wait_list.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._wait_list.is_listening(monotonic())
-            count = self._wait_list.reason_count
+            reason_count = self._wait_list.reason_count
             elements: list[Element] = yield self._call
         except ConnectionLost:
             # The node reconnects, and then this waiter tries again.
@@ -268,14 +268,15 @@ class QueuePoller:
             self._retry_at = monotonic() + RETRY_SECONDS
             return []
         if is_listening:
-            self._wait_list.record_attempt(count, monotonic(), has_taken=bool(elements))
+            self._wait_list.record_attempt(reason_count, monotonic(), has_taken=bool(elements))
         return elements
 
     def _begin_listening(self) -> Steps[None]:
-        connection_number, count = self._wait_list.connection_number, self._wait_list.reason_count
+        wait_list = self._wait_list
+        connection_number, reason_count = wait_list.connection_number, wait_list.reason_count
         try:
             answer: ListenResult = yield self._listen
         except LockNotAvailable:
-            self._wait_list.record_lock_timeout(monotonic())
+            wait_list.record_lock_timeout(monotonic())
         else:
-            self._wait_list.record_listen_answer(answer, connection_number, count, monotonic())
+            wait_list.record_listen_answer(answer, connection_number, reason_count, monotonic())

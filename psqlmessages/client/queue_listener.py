@@ -60,7 +60,7 @@ class QueueListener:
         self._descriptor = -1
         self._lock = asyncio.Lock()
         self._callbacks: dict[str, set[Callable[[], None]]] = {}
-        # The channel of each queue, and the time until which pushes notify it.
+        # The channel of each queue, and the time until which pushes notify that channel.
         self._channels: dict[str, tuple[str, float]] = {}
         self._channels_to_unlisten: set[str] = set()
         self._idle_timer: asyncio.TimerHandle | None = None

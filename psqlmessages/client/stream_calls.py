@@ -109,8 +109,8 @@ class SubscriptionKey(NamedTuple):
 class ReadPosition(NamedTuple):
     """The last message that a reader has handed to the application.
 
-    Its id, and the latest publication time so far. The time is needed after a failover that lost
-    the last commits: new messages then reuse the ids of the lost ones, with later times.
+    ``published_at`` is the latest publication time so far. After a failover that lost the last
+    commits, new messages have the ids of lost ones, but later times.
     """
 
     id: int
@@ -122,7 +122,7 @@ class ReadPosition(NamedTuple):
 
     def advance_to(self, id_: int, published_at: datetime) -> ReadPosition:
         """Return the position after this message was handed to the application."""
-        # In UTC: in other zones an hour occurs twice in autumn, and Python compares local times.
+        # In UTC, because other zones repeat an hour in autumn, and Python compares local times.
         return ReadPosition(id_, max(published_at.astimezone(UTC), self.published_at))
 
     def limit_to(self, id_: int) -> ReadPosition:

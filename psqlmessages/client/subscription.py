@@ -83,9 +83,8 @@ class SubscriptionReader:
         self._poll_at = self._read_at = -inf
         state.wakeups.has_readers = True
         self._end_count = state.wakeups.end_count(key.ident, key.topic)
-        # Values of these counters at the last read.
-        self._connections = -1
-        self._wakeup_count = state.wakeups.count(key.topic)
+        self._seen_connections = -1
+        self._seen_wakeup_count = state.wakeups.count(key.topic)
 
     @property
     def is_ended(self) -> bool:
@@ -181,7 +180,7 @@ class SubscriptionReader:
 
     def _read(self) -> Steps[None]:
         self._read_at = started_at = monotonic()
-        self._wakeup_count = self._state.wakeups.count(self.topic)
+        self._seen_wakeup_count = self._state.wakeups.count(self.topic)
         self._poll_at = -inf
         count = len(self._unacknowledged)
         script = stream_calls.read(self._key, self._batch_rows, count, self._position)
@@ -218,15 +217,15 @@ class SubscriptionReader:
                 2 * self._blocked_poll_seconds, _MAX_BLOCKED_POLL_SECONDS
             )
         else:
-            is_reconnected = connections != self._connections
+            is_reconnected = connections != self._seen_connections
             self._poll_seconds = _FIRST_POLL_SECONDS if is_reconnected else 2 * self._poll_seconds
             self._blocked_poll_seconds = _MIN_BLOCKED_POLL_SECONDS
-        self._connections = connections
+        self._seen_connections = connections
         self._poll_seconds = min(self._poll_seconds, self._max_poll_seconds)
         return self._poll_seconds
 
     def _is_woken(self) -> bool:
-        return self.is_ended or self._state.wakeups.count(self.topic) != self._wakeup_count
+        return self.is_ended or self._state.wakeups.count(self.topic) != self._seen_wakeup_count
 
     def _acknowledge_rest(self) -> Steps[None]:
         """Acknowledge the messages that were returned, if there is a connection; log errors."""
