@@ -1,7 +1,7 @@
 """Base class of Node and AsyncNode, and their methods that each run one call.
 
-Each method has the name, docstring and parameters of a function that creates the call. For methods
-made by ``acting_method``, the first parameter, the node, is removed: it is the acting node.
+Each method has the name, docstring and parameters of a function that creates the call. A method
+made by ``acting_method`` has no parameter for the node, and passes the acting node.
 """
 
 from __future__ import annotations

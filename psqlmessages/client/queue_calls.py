@@ -171,8 +171,8 @@ def push(
 ) -> Call[int]:
     """Add an element to a queue; return its id.
 
-    It becomes available at ``mature``, or after ``delay``, or immediately. A second push with
-    the same ``key`` adds nothing and returns the id of the first element.
+    The element becomes available at ``mature``, or after ``delay``, or immediately. During the
+    queue's ``key_timeout``, a push with the same ``key`` adds nothing and returns the first id.
     """
     encoded = EncodedBody.of(body)
     sql = "SELECT messages.push(%s, %s, %s, %s)"
@@ -422,7 +422,7 @@ def drain(ident: str, queue: str) -> Call[int]:
 
 
 def sizes(ident: str, queue: str) -> Call[QueueSizes]:
-    """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
+    """Return the numbers of elements in a queue; raise QueueNotExistent if it does not exist."""
     return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _read_sizes)
 
 

@@ -214,7 +214,7 @@ class QueuePoller:
         elements = yield from self._try(may_listen=False)
         if elements:
             return elements
-        self._wait_list.join(self._waiter)
+        self._wait_list.add(self._waiter)
         try:
             while not elements and (now := monotonic()) < self._deadline:
                 if self._state.is_stopped:
@@ -224,7 +224,7 @@ class QueuePoller:
                 else:
                     yield self._wait()
         finally:
-            self._wait_list.leave(self._waiter)
+            self._wait_list.remove(self._waiter)
         return elements
 
     def _on_listening(self, answer: ListenResult) -> None:

@@ -165,11 +165,11 @@ class WaitList:
         self._schedule = PollSchedule()
         self._poll_at = -inf
 
-    def join(self, waiter: Waiter) -> None:
+    def add(self, waiter: Waiter) -> None:
         """Add a waiter at the end."""
         self._waiters.append(waiter)
 
-    def leave(self, waiter: Waiter) -> None:
+    def remove(self, waiter: Waiter) -> None:
         """Remove a waiter, and wake the first one."""
         self._waiters.remove(waiter)
         self.wake()
