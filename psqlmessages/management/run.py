@@ -10,7 +10,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.django import node
 from psqlmessages.handler_registry import registry
 from psqlmessages.handler_worker import HandlerWorker
-from psqlmessages.monitor.minute_writer import start_writer
+from psqlmessages.monitor import minute_writer
 from psqlmessages.shutdown import stop_on_signals
 
 _STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
@@ -21,13 +21,13 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency",
         type=positive,
-        help="number of messages handled at the same time (default: the setting"
-        " HANDLER_CONCURRENCY, else 1, which preserves their order)",
+        help="number of messages handled at the same time; 1 preserves their order (default: the"
+        " setting HANDLER_CONCURRENCY, which is 1 by default)",
     )
 
 
 def run(arguments: Namespace) -> int:
-    """Handle messages until SIGINT or SIGTERM, then finish the current ones."""
+    """Handle messages until SIGINT or SIGTERM, then finish the current messages."""
     ident = arguments.node
     handlers = registry.list_handlers(ident)
     if not handlers:
@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> int:
         )
 
         def show_rate() -> None:
-            # An idle process prints nothing.
+            # If nothing was handled since the last call, print nothing.
             if progress.count != worker.counters.handled:
                 progress.count = worker.counters.handled
                 progress.show()
@@ -55,14 +55,14 @@ def run(arguments: Namespace) -> int:
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"
             )
-            start_writer()
+            minute_writer.start_writer()
             worker.run(show_rate)
-        progress.count = worker.counters.handled
         counters = worker.counters
+        progress.count = counters.handled
         progress.say(
-            f"stopped: {counters.failures:,} failures, {counters.given_up:,} given up,"
-            f" {counters.unhandled:,} without a handler, {counters.dropped:,} not begun,"
-            f" {counters.stuck:,} stuck"
+            f"stopped: {counters.failures:,} failed calls of handlers, {counters.dropped:,} not"
+            f" begun, {counters.stuck:,} stuck; {counters.given_up:,} messages given up,"
+            f" {counters.unhandled:,} without a handler"
         )
     return 0
 
