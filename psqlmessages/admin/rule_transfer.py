@@ -91,7 +91,7 @@ class ImportPlan:
     @cached_property
     def difference(self) -> changes.RuleDifference:
         """The changes to apply."""
-        return changes.difference(self.current, self.wanted, replace=self.is_replacing)
+        return changes.difference(self.current, self.wanted, is_replacing=self.is_replacing)
 
     @property
     def saved_rules(self) -> list[RuleEntry]:

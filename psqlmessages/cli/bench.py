@@ -29,7 +29,7 @@ from psqlmessages.client.node import Node
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 # Receiver of the benchmark: a separate process with one connection, for our messages and for bare
-# notifications. The kind of a round says what it receives:
+# notifications. The kind of a round is what the receiver receives:
 #   node     messages of the topic with their bodies, from a Node
 #   counted  notifications of the topic, without parsing
 #   bare     notifications of pg_notify
@@ -79,11 +79,11 @@ def _receive(node: Node, kind: str, messages: int) -> None:
             connection_of(node).execute(fetch, (int(key),)).fetchone()
 
 
-def _payloads(node: Node, wanted: str) -> Iterator[str]:
-    """Yield the payloads of the channel ``wanted``, with as little overhead as psycopg allows."""
+def _payloads(node: Node, wanted_channel: str) -> Iterator[str]:
+    """Yield the payloads of a channel, with as little overhead as psycopg allows."""
     buffer, descriptor = node._session._buffer, connection_of(node).fileno()
     while buffer is not None:
-        yield from (payload for channel, payload in buffer.take() if channel == wanted)
+        yield from (payload for channel, payload in buffer.take() if channel == wanted_channel)
         if not buffer:
             if not is_readable(descriptor, _RECEIVE_TIMEOUT.total_seconds()):
                 raise MessagesError("notifications were lost")
@@ -91,17 +91,17 @@ def _payloads(node: Node, wanted: str) -> Iterator[str]:
 
 
 def connection_of(node: Node) -> Connection:
-    """Return the connection of a node, so that bare notifications use the same one."""
+    """Return the connection of a node, which bare notifications use too."""
     connection = node._session._connection
     if connection is None:
         raise ConnectionLost(f"node {node.ident} lost its connection: run the benchmark again")
     return connection
 
 
-# Rounds of the benchmark: this process sends, the other receives; both are timed.
+# Rounds of the benchmark: this process sends, the receiver process receives. Both are timed.
 
 _SENDER: Final = "BENCH.SENDER"
-# Bodies up to this size fit into a notification, with or without our header.
+# Bodies up to this size fit into a notification, even with our header.
 _MAX_PAYLOAD_BYTES: Final = 7_000
 _BATCH: Final = 500
 _BATCH_BYTES: Final = 2_000_000
@@ -124,7 +124,7 @@ Send = Callable[[list[str]], object]
 
 
 class Bench:
-    """A sender in this process and a receiver in another, each with one connection."""
+    """A sender in this process and a receiver in another process, each with one connection."""
 
     def __init__(self, node: Node, pipe: Pipe) -> None:
         self._node = node
@@ -136,8 +136,8 @@ class Bench:
     ) -> list[tuple[Rates, Rates]]:
         """Measure our functions and bare pg_notify in turns, each for about ``seconds``.
 
-        Return a pair for each round: our rates, and those of pg_notify. With ``is_counted`` the
-        receiver only counts small messages, so that it takes little CPU time from the sender.
+        Return a pair for each round: our rates, and the rates of pg_notify. With ``is_counted``
+        the receiver counts small messages without parsing, which takes little CPU time.
         """
         body = base64.b64encode(os.urandom(size))[:size].decode()
         bodies = [body] * batch
@@ -174,12 +174,12 @@ class Bench:
         receive_seconds = self.expect("done") - started_at
         return Rates(messages / send_seconds, messages / receive_seconds)
 
-    def expect(self, wanted: str) -> float:
-        """Wait until the receiver process reports ``wanted``; return the time of its report."""
+    def expect(self, state: str) -> float:
+        """Wait until the receiver process reports ``state``; return the time of the report."""
         if not self._pipe.poll(_REPLY_TIMEOUT_SECONDS):
-            raise MessagesError(f"the receiver is not {wanted}: it crashed, or messages were lost")
+            raise MessagesError(f"the receiver is not {state}: it crashed, or messages were lost")
         text, sent_at = self._pipe.recv()
-        if text != wanted:
+        if text != state:
             raise MessagesError(f"the receiver failed: {text}")
         return float(sent_at)
 
@@ -233,7 +233,7 @@ def _run_receiver(dsn: str) -> Iterator[Pipe]:
     context = multiprocessing.get_context("spawn")
     sender_end, receiver_end = context.Pipe()
     process = context.Process(target=receive_rounds, args=(receiver_end, dsn), daemon=True)
-    # Ctrl-C reaches all processes of the group. The receiver ignores it: this process stops it.
+    # Ctrl-C reaches both processes. The receiver ignores SIGINT, because this process stops it.
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
@@ -293,7 +293,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Measure and print a table. Our rounds and those of pg_notify alternate under one load."""
+    """Measure and print a table. Rounds of our functions and of pg_notify alternate."""
     seconds = _QUICK_SECONDS if arguments.quick else _SECONDS
     results = []
     with prepare_bench(arguments.dsn) as bench:
@@ -324,7 +324,7 @@ def _measure(bench: Bench, size: int, rounds: int, seconds: float) -> dict[str, 
 def _summarize(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     return {
         name: median(ours for ours, _ in pairs),
-        f"{name}_send_by_notify": median(bare for _, bare in pairs),
+        f"{name}_pg_notify": median(bare for _, bare in pairs),
         # The median of the ratios, because a slow moment affects both numbers of a pair.
         f"{name}_ratio": median(ours / bare for ours, bare in pairs),
     }

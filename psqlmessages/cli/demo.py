@@ -78,7 +78,7 @@ def prepare_login(admin: Connection, dsn: str, role: str) -> str:
 
 @contextmanager
 def rule_cleanup(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo now, since a killed run may have left some, and at the end."""
+    """Remove the rules of the demo at the end, and also now: a killed run may have left some."""
     _remove_rules(dsn)
     try:
         yield
@@ -86,7 +86,7 @@ def rule_cleanup(dsn: str) -> Iterator[None]:
         _remove_rules(dsn)
 
 
-def insert_rules(rules: tuple[RuleRow, ...]) -> sql.Composed:
+def compose_insert(rules: tuple[RuleRow, ...]) -> sql.Composed:
     """Return the statement that adds rules, formatted for people."""
     rows = [sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, rule))) for rule in rules]
     return sql.SQL(
@@ -105,7 +105,7 @@ def _remove_rules(dsn: str) -> None:
             ) from error
 
 
-# Script of the demo: prints each call and its answer, and compares it with the expected one.
+# Script of the demo: prints each call and its answer, and compares it with the expected answer.
 
 _WAIT_SECONDS: Final = 10.0
 _MAX_LINE_CHARACTERS: Final = 240
@@ -128,7 +128,7 @@ ANY: Final = AnyValue()
 
 
 class OnlyName:
-    """Equals a list with only this name. It ignores patterns, which come from other rules."""
+    """Equals a list of only this name. It ignores patterns in the list: other rules add them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -169,10 +169,10 @@ class DemoScript:
             lines.append(line[:_MAX_LINE_CHARACTERS] + rest)
         print(prompt + "\n   ".join(lines), flush=True)
 
-    def compare(self, found: object, expected: object) -> None:
+    def compare(self, actual: object, expected: object) -> None:
         """Count a step, and report an unexpected result."""
         self._steps += 1
-        if found != expected:
+        if actual != expected:
             self._differences += 1
             print(f"   DIFFERENT: expected {expected!r:.500}", flush=True)
 
@@ -202,7 +202,7 @@ class DemoNode:
         self._script.compare(wire.parse(answer).header, expected)
 
     def evaluate_until(self, expected: dict[str, Any]) -> None:
-        """Call evaluate until an event arrives. The server needs a moment to notice a crash."""
+        """Call evaluate until an event arrives: the server notices a crash with a delay."""
         self._print_statement("SELECT messages.evaluate()")
         deadline = monotonic() + _WAIT_SECONDS
         while self._find_notification(expected) is None and monotonic() < deadline:
@@ -226,15 +226,15 @@ class DemoNode:
     ) -> str:
         """Wait for the next notification, compare it, and return its payload.
 
-        ``in_any_order`` takes the first matching notification and leaves the others.
+        With ``in_any_order``, take the first matching notification. Returns "" after 10 s.
         """
         payload = self._take_notification(header if in_any_order else {})
         self._script.show("receives", prompt=f"{self._ident} ")
         self._script.show(payload or "nothing")
-        found = wire.parse(payload) if payload else wire.Payload({}, None)
+        parsed = wire.parse(payload) if payload else wire.Payload({}, None)
         # Compare only the expected fields.
-        fields = {name: value for name, value in found.header.items() if name in header}
-        self._script.compare((fields, found.text or None), (header, body))
+        fields = {name: value for name, value in parsed.header.items() if name in header}
+        self._script.compare((fields, parsed.text or None), (header, body))
         return payload
 
     def crash(self) -> None:
@@ -272,8 +272,8 @@ class DemoNode:
 
     def _find_notification(self, header: dict[str, Any]) -> str | None:
         for payload in self._received:
-            found = wire.parse(payload).header
-            if all(found.get(name) == value for name, value in header.items()):
+            received = wire.parse(payload).header
+            if all(received.get(name) == value for name, value in header.items()):
                 return payload
         return None
 
@@ -285,7 +285,7 @@ class DemoNode:
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--traffic", action="store_true", help="then send live traffic, until Ctrl-C"
+        "--traffic", action="store_true", help="afterwards send live traffic, until Ctrl-C"
     )
     parser.add_argument(
         "--brief", action="store_true", help="print only titles and the result, no statistics"
@@ -302,7 +302,7 @@ def run(arguments: Namespace) -> int:
     if code == 0 and arguments.traffic:
         with rule_cleanup(dsn):
             with connect_as(dsn, "demo") as admin:
-                admin.execute(insert_rules(TRAFFIC_RULES))
+                admin.execute(compose_insert(TRAFFIC_RULES))
             demo_traffic.run(*dsns, status_dsn=None if arguments.brief else dsn)
     return code
 
@@ -328,7 +328,7 @@ def _add_rules(script: DemoScript, admin: Connection) -> None:
         "The owner adds rules: DEMO1 may send to a topic and call DEMO2, which may listen"
     )
     owner = DemoNode(script, "owner", admin)
-    owner.execute(insert_rules(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
+    owner.execute(compose_insert(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
 
 
 def _register(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:

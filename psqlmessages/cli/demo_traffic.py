@@ -28,7 +28,7 @@ Handler = Callable[[Message], Any]
 class Actor:
     """A node that connects and registers again after changes of its rules and server restarts.
 
-    ``node`` is the current node. While disconnected, it is the last one.
+    ``node`` is the current node, or the last one while the actor is disconnected.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class Actor:
         node = AsyncNode(self.ident, self._dsn)
         node.on_event("topic_unlisten", "topic_unnotify", "disconnect", RECONNECTED)(self._on_event)
         if self._on_topic is not None:
-            # A pattern, because this class decides to which topics the node listens.
+            # With a pattern, `node.run` listens to no topics: `_register` does this.
             node.on_topic("*")(self._on_topic)
         if self._on_rpc is not None:
             node.on_rpc(self._on_rpc)
         return node
 
     async def _register(self) -> None:
-        """Register for the wanted topics; retry those that no rule allows yet."""
+        """Register for the wanted topics; retry while a rule is missing."""
         while not self._is_disconnected:
-            # In the order of topics: sessions that lock topics in different orders could deadlock.
+            # Sorted, because sessions that lock topics in different orders could deadlock.
             for function, topic in sorted(self._missing, key=lambda registration: registration[1]):
                 try:
                     await getattr(self.node, function)(topic)
@@ -106,7 +106,7 @@ class Actor:
 
 
 async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all coroutines. If one fails, cancel the others, wait for them, and raise its error."""
+    """Run all coroutines. If one fails, cancel the other ones and raise its error."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for coroutine in coroutines:
@@ -117,7 +117,7 @@ async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 _TERMINAL_INTERVAL_SECONDS: Final = 1.0
 _FILE_INTERVAL_SECONDS: Final = 10.0
-# Programs that start the demo may wait for a line that begins with this: the traffic has started.
+# This begins the line that is printed when the traffic starts. Other programs may wait for it.
 STARTED_TEXT: Final = "Live traffic follows"
 _ARTICLES: Final = ("apple", "pear", "plum", "quince")
 
@@ -192,7 +192,7 @@ class DemoTraffic:
 
 
 def run(dsn1: str, dsn2: str, *, status_dsn: str | None) -> None:
-    """Send and receive until Ctrl-C; show the status of the database ``status_dsn``."""
+    """Send and receive until Ctrl-C; show rates and topics unless ``status_dsn`` is None."""
     try:
         asyncio.run(_run(dsn1, dsn2, status_dsn))
     except KeyboardInterrupt:

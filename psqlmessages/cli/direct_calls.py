@@ -20,7 +20,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 def connect_as(dsn: str, name: str) -> Iterator[Connection]:
     """Connect with autocommit and ``name`` in application_name.
 
-    Errors of calls are raised as MessagesError, errors of connecting as psycopg's OperationalError.
+    Errors of psqlmessages and lost connections become MessagesError; other errors stay psycopg's.
     """
     with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:
@@ -30,6 +30,6 @@ def connect_as(dsn: str, name: str) -> Iterator[Connection]:
 
 
 def run_call(connection: Connection, call: Call[T]) -> T:
-    """Run a call and return its result; raise the error if its answer is one."""
+    """Run a call; return its result, or raise the error that is its answer."""
     row = connection.execute(call.sql, call.params).fetchone()
     return call.read(row[0] if row else None)

@@ -18,7 +18,7 @@ CHECKS: tuple[Check, ...] = (
     doctor_checks.installed,
     doctor_checks.pooler,
     doctor_checks.listening,
-    doctor_checks.queue,
+    doctor_checks.notification_queue,
     doctor_checks.commit_lock,
     doctor_checks.open_transactions,
     doctor_checks.clock,
@@ -38,20 +38,20 @@ def _configure(parser: ArgumentParser) -> None:
 def run(
     arguments: Namespace,
     *further_checks: Check,
-    complete: Callable[[str], str] = str,
+    complete_fix: Callable[[str], str] = str,
     **names: str,
 ) -> int:
     """Run the checks and print the findings; fail if one of them is a problem.
 
-    ``complete``: turns a fix into the command for the checked database. ``names``: the node and the
-    topic for a first rule, if they are known.
+    ``complete_fix`` returns a fix with the options that select the checked database. ``names`` are
+    the fields ``node`` and ``topic`` of CheckContext, if they are known.
     """
     findings = []
-    for found in run_checks(arguments.dsn, *further_checks, **names):
-        finding = replace(found, fix=complete(found.fix))
-        findings.append(finding)
+    for finding in run_checks(arguments.dsn, *further_checks, **names):
+        completed = replace(finding, fix=complete_fix(finding.fix))
+        findings.append(completed)
         if not arguments.json:
-            print(_describe(finding), flush=True)
+            print(_describe(completed), flush=True)
     problems = sum(finding.state is FindingState.WRONG for finding in findings)
     if arguments.json:
         print(json.dumps({"wrong": problems, "findings": [asdict(each) for each in findings]}))
@@ -61,7 +61,7 @@ def run(
 
 
 def run_checks(dsn: str, *further_checks: Check, **names: str) -> Iterator[Finding]:
-    """Run the checks of a database; raise psycopg.Error if the server is unreachable."""
+    """Yield the findings for a database; raise psycopg.Error if the server is unreachable."""
     with connect(dsn) as connection:
         for check in (*CHECKS, *further_checks):
             yield from run_check(check, CheckContext(dsn, connection, **names))

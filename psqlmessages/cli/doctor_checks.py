@@ -1,4 +1,4 @@
-"""Checks of doctor: server, queues, installation."""
+"""Checks of doctor: notification queue, locks, server, installation, connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check: what it found and, unless this is OK, why it matters and how to fix it."""
+    """What a check has found and, if this is a problem, why it matters and how to fix it."""
 
     state: FindingState
     found: str
@@ -53,7 +53,7 @@ def wrong(found: str, why: str, fix: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """The database to check: its address, a connection to it, and names for a first rule."""
+    """The database to check, a connection to it, and the names in the fix for missing rules."""
 
     dsn: str
     connection: Connection
@@ -61,7 +61,7 @@ class CheckContext:
     topic: str = "TOPIC"
 
     def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a query in its own transaction."""
+        """Run a query in its own transaction; return its rows."""
         return self.connection.execute(query, values or None).fetchall()
 
     def value(self, query: str, *values: Any) -> Any:
@@ -71,7 +71,7 @@ class CheckContext:
 
 
 def why_denied(fix: str) -> str:
-    """Say why a missing rule is a problem, and which words of the fix are placeholders."""
+    """Return why a missing rule is a problem, and which words of the fix are placeholders."""
     names = [name for name in ("CALLER", "NODE", "TOPIC") if re.search(rf"\b{name}\b", fix)]
     why = "everything is denied unless a rule allows it"
     if not names:
@@ -87,12 +87,12 @@ _NOT_INSTALLED = (
     psycopg.errors.UndefinedColumn,
 )
 
-# The name of the function is the name of the check.
+# The name of a check is the name of its function, with spaces.
 Check = Callable[[CheckContext], Iterator[Finding]]
 
 
 def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
-    """Run a check; yield an unknown finding if it lacks privileges, functions or tables."""
+    """Run a check; yield UNKNOWN if privileges, functions, tables or columns are missing."""
     name = check.__name__.replace("_", " ")
     try:
         for finding in check(context):
@@ -107,7 +107,7 @@ def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
         yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
 
-# Checks of the notification queue: its usage, the backends that hold it back, waiting commits
+# Checks of the notification queue and of locks
 
 MAX_QUEUE_USAGE = 0.1
 MIN_OPEN_SECONDS = 10.0
@@ -117,10 +117,11 @@ MAX_HOLDERS = 5
 # The monitor runs these queries too.
 QUEUE_USAGE_QUERY = "SELECT pg_notification_queue_usage()"
 
-# The usage of the queue, and the backends that hold it back; if there is none, one row with nulls.
-# A backend reads notifications only between transactions, and only after its client has read the
-# previous ones. Backends with a node have an advisory lock of class 1886612839. PostgreSQL does not
-# show whether other backends listen, so the query returns them only if the queue is full.
+# The usage of the queue, with one row for each backend that holds the queue back. Without such a
+# backend, one row has the usage and nulls. A backend holds the queue back while it does not read
+# notifications: during a transaction, or until its client has read the previous notifications.
+# Backends with a node have an advisory lock of class 1886612839. PostgreSQL does not show whether
+# other backends listen, so the query returns them only if the usage has reached a limit.
 HOLDERS_QUERY = """
     SELECT u.usage, h.* FROM (SELECT pg_notification_queue_usage() AS usage) AS u
     LEFT JOIN LATERAL (
@@ -142,7 +143,8 @@ HOLDERS_QUERY = """
         LIMIT %s
     ) AS h ON true
 """
-# The lock that a transaction with notifications takes for its commit.
+# Commits with notifications take a lock that is common to all databases. The row has the number of
+# commits that wait for this lock, the longest wait in seconds, and the pid that has the lock.
 COMMIT_LOCK_QUERY = """
     SELECT count(*) FILTER (WHERE NOT l.granted),
         coalesce(max(extract(epoch FROM clock_timestamp() - l.waitstart)), 0)::float8,
@@ -152,7 +154,7 @@ COMMIT_LOCK_QUERY = """
       AND l.mode = 'AccessExclusiveLock'
 """
 
-# Old transactions; also transactions of unknown age, if other sessions wait for them.
+# Transactions that are older than a limit, or of unknown age while other sessions wait for them.
 OPEN_TRANSACTIONS_QUERY = """
     SELECT o.pid, o.transaction, quote_literal(o.prepared), quote_ident(o.role), o.program,
         extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
@@ -162,20 +164,19 @@ OPEN_TRANSACTIONS_QUERY = """
 """
 
 
-def queue(context: CheckContext) -> Iterator[Finding]:
+def notification_queue(context: CheckContext) -> Iterator[Finding]:
     """Check how full the notification queue is, and which backends hold it back."""
     rows = context.rows(HOLDERS_QUERY, MIN_OPEN_SECONDS, MAX_QUEUE_USAGE, MAX_HOLDERS)
     usage, holders = rows[0][0], [holder for _, *holder in rows if holder[0] is not None]
-    is_full = usage >= MAX_QUEUE_USAGE
     found = f"{usage:.4%} full"
-    if not is_full and not holders:
+    if usage < MAX_QUEUE_USAGE and not holders:
         yield ok(found)
         return
     if not holders:
         role = context.value("SELECT quote_ident(session_user)")
         yield wrong(
             f"{found}; role {role} cannot see which backends hold it back",
-            "once it is full, every NOTIFY and every send fails",
+            "once the queue is full, every NOTIFY and every send fails",
             f"GRANT pg_read_all_stats TO {role}; -- then run doctor again",
         )
     for holder in holders:
@@ -189,16 +190,16 @@ def holder_finding(
     role: str,
     program: str,
     state: str,
-    wait: str | None,
+    wait_event: str | None,
     seconds: float,
 ) -> Finding:
     """Return the finding for a backend that holds the notification queue back."""
     perhaps = "" if has_node else "perhaps "
-    problem = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
+    problem = "has not read its notifications" if wait_event == "ClientWrite" else f"is {state}"
     return wrong(
         f"{usage:.4%} full; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
         f" which {problem} for {seconds:.0f} s",
-        "it receives nothing, and the server stores all notifications until it reads them;"
+        "this process receives nothing, and the server stores all notifications until it does;"
         " once the queue is full, every NOTIFY and every send fails",
         f"SELECT pg_terminate_backend({pid}); -- to prevent it:"
         f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
@@ -206,7 +207,7 @@ def holder_finding(
 
 
 def commit_lock(context: CheckContext) -> Iterator[Finding]:
-    """Check whether commits with notifications wait for a commit that hangs."""
+    """Check whether commits with notifications wait for another commit."""
     waiting, seconds, holder = context.rows(COMMIT_LOCK_QUERY)[0]
     if not waiting or seconds < MIN_LOCK_SECONDS:
         yield ok(f"{waiting} waiting")
@@ -216,23 +217,23 @@ def commit_lock(context: CheckContext) -> Iterator[Finding]:
 
 
 def commit_lock_finding(waiting: int, seconds: float, holder: int, event: str | None) -> Finding:
-    """Return the finding for a commit that hangs."""
+    """Return the finding for a commit that blocks others; ``event`` is its wait event."""
     return wrong(
         f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
         f" (which waits for {event or 'nothing visible'})",
-        "transactions with notifications commit one at a time: one that hangs blocks all senders",
+        "transactions with notifications commit one at a time, so this commit blocks all senders",
         f"SELECT pg_cancel_backend({holder}); -- if it waits for SyncRep, check the standby that"
         " synchronous_standby_names names",
     )
 
 
 def open_transactions(context: CheckContext) -> Iterator[Finding]:
-    """Check for transactions that have had locks of the message system for long."""
+    """Check for old transactions with locks on our tables."""
     rows = context.rows(OPEN_TRANSACTIONS_QUERY, MIN_OPEN_SECONDS)
     for row in rows:
         yield transaction_finding(*row)
     if not rows:
-        yield ok(f"none longer than {MIN_OPEN_SECONDS:.0f} s, none that others wait for")
+        yield ok(f"none older than {MIN_OPEN_SECONDS:.0f} s, none of unknown age that block others")
 
 
 def transaction_finding(
@@ -244,7 +245,7 @@ def transaction_finding(
     seconds: float | None,
     waiting: int,
 ) -> Finding:
-    """Return the finding for a transaction that has been open for long."""
+    """Return the finding for an old transaction; ``seconds`` is None if its age is unknown."""
     duration = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
     holder = f"pid {pid} ({role}, {program or 'no name'})"
     fix = f"SELECT messages._terminate({pid}, '{transaction}')"
@@ -253,8 +254,8 @@ def transaction_finding(
         fix = f"ROLLBACK PREPARED {prepared}"
     return wrong(
         f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
-        "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
-        " lose the permission immediately, but receive the event only later",
+        "sessions that start or stop using the same topics wait for it; nodes that lose a rule lose"
+        " the permission immediately, but receive the event later",
         fix,
     )
 
@@ -280,15 +281,15 @@ def server(context: CheckContext) -> Iterator[Finding]:
 
 
 def installed(context: CheckContext) -> Iterator[Finding]:
-    """Compare the digest of the installed functions with that of this package."""
+    """Compare the digest of the installed functions with the digest of this package."""
     comment = context.value("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
-    found = str(comment or "").removeprefix("psqlmessages ")
-    if found == digest():
-        yield ok(f"the functions of this version ({found})")
+    installed_digest = str(comment or "").removeprefix("psqlmessages ")
+    if installed_digest == digest():
+        yield ok(f"the functions of this version ({installed_digest})")
         return
     is_migrated = not _has_unapplied_migrations(context)
     fix = INSTALL if is_migrated else MIGRATE
-    if not found:
+    if not installed_digest:
         remark = ", although Django's migrations are recorded as applied" if is_migrated else ""
         yield wrong(
             f"the schema messages does not exist{remark}",
@@ -297,14 +298,13 @@ def installed(context: CheckContext) -> Iterator[Finding]:
         )
         return
     yield wrong(
-        f"functions of another version: {found}, this package has {digest()}",
+        f"functions of another version: {installed_digest}, this package has {digest()}",
         "calls may fail, or behave differently from the documentation of this version",
         f"{fix}  # or use the version of psqlmessages that the database has",
     )
 
 
 def _has_unapplied_migrations(context: CheckContext) -> bool:
-    """Return whether migrations of this package are not applied to the database."""
     if context.value("SELECT to_regclass('django_migrations')") is None:
         return True
     applied = context.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
@@ -313,7 +313,7 @@ def _has_unapplied_migrations(context: CheckContext) -> bool:
 
 
 def clock(context: CheckContext) -> Iterator[Finding]:
-    """Compare the server's clock with this machine's."""
+    """Compare the server's clock with the clock of this machine."""
     sent_at = datetime.now(UTC)
     server_time = datetime.fromtimestamp(
         float(context.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
@@ -359,15 +359,15 @@ def listening(context: CheckContext) -> Iterator[Finding]:
 
 def pooler(context: CheckContext) -> Iterator[Finding]:
     """Check whether a pooler shares backends between clients."""
-    found = detect_pooler(context.dsn)
-    if found is PoolerKind.NONE:
+    kind = detect_pooler(context.dsn)
+    if kind is PoolerKind.NONE:
         yield ok("none")
-    elif found is PoolerKind.SESSION:
+    elif kind is PoolerKind.SESSION:
         yield ok("a pooler that gives each client its own session")
     else:
         yield wrong(
-            f"a pooler that shares connections by {found.value}",
-            "a node needs its own connection: it would lose its registration and its messages"
+            f"a pooler that shares connections by {kind.value}",
+            "a node needs its own connection, or else it loses its registration and its messages"
             " (calls without a node work: topic_send_as, and send in Django)",
             f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
         )

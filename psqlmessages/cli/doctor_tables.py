@@ -16,7 +16,7 @@ from psqlmessages.cli.doctor_checks import (
 
 _MAX_STATEMENTS = 3
 
-# In a system with live nodes, housekeeping removes a dead one within this time.
+# If another node is connected, its housekeeping removes a dead node within this time.
 HOUSEKEEPING_SECONDS = 3.0
 
 _DEAD_NODES = """
@@ -73,8 +73,8 @@ _EXAMPLE_RULE = """
     SELECT format('INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)'
         ' VALUES (%%L, %%L, ''Topic'', %%L, ''RW'', 60)', session_user, %s::text, %s::text)
 """
-# Restoring a dump elsewhere changes the oids of roles: until a rule is saved again, its role cannot
-# be checked.
+# Roles that do not exist, or were created again after the rule was saved. If a dump is restored in
+# another database, roles have new oids, so an existing role is not checked until the rule is saved.
 _RULES_WITHOUT_THEIR_ROLE = """
     SELECT a.role, r.oid IS NOT NULL, count(*),
         format('DELETE FROM messages.auth WHERE role = %L', a.role),
@@ -97,7 +97,7 @@ _ROLES_WITH_CREATE = """
 
 
 def dead_nodes(context: CheckContext) -> Iterator[Finding]:
-    """Check for registered nodes whose connection is closed: housekeeping should remove them."""
+    """Check for nodes with a closed connection, which housekeeping should have removed."""
     deadline = monotonic() + HOUSEKEEPING_SECONDS
     while (rows := context.rows(_DEAD_NODES)) and monotonic() < deadline:
         sleep(HOUSEKEEPING_SECONDS / 10)
@@ -113,7 +113,7 @@ def dead_nodes(context: CheckContext) -> Iterator[Finding]:
 
 
 def expired_bodies(context: CheckContext) -> Iterator[Finding]:
-    """Check for tables in which all bodies have expired: housekeeping should have emptied them."""
+    """Check for tables with only expired bodies, which housekeeping should have emptied."""
     tables, size = context.rows(_EXPIRED_TABLES)[0]
     why = "they use disk space: no node runs housekeeping, or an open transaction reads them"
     found = f"{size:,} bytes in {tables} tables"
@@ -121,7 +121,7 @@ def expired_bodies(context: CheckContext) -> Iterator[Finding]:
 
 
 def stream_tables(context: CheckContext) -> Iterator[Finding]:
-    """Check for tables of stream messages that nothing needs: housekeeping should empty them."""
+    """Check for tables of unneeded stream messages, which housekeeping should have emptied."""
     tables, size = context.rows(_UNNEEDED_TABLES)[0]
     why = "they use disk space: no node publishes, reads or runs housekeeping"
     found = f"{size:,} bytes in {tables} tables that no subscription and no retention needs"
@@ -129,20 +129,20 @@ def stream_tables(context: CheckContext) -> Iterator[Finding]:
 
 
 def owners(context: CheckContext) -> Iterator[Finding]:
-    """Check that one ordinary role owns everything, and that no rule is for a member of it."""
+    """Check that one ordinary role owns everything, and no role of a rule may act as this owner."""
     rows = context.rows(_OWNER)
     if not rows:
         yield Finding(FindingState.UNKNOWN, "the schema messages does not exist")
         return
-    owner, quoted, is_superuser = rows[0]
-    findings = [_superuser_finding(quoted)] if is_superuser else []
-    findings += _check_owners_of_objects(context, owner, quoted)
-    findings += _check_roles_of_rules(context, owner, quoted)
+    owner, quoted_owner, is_superuser = rows[0]
+    findings = [_superuser_finding(quoted_owner)] if is_superuser else []
+    findings += _check_owners_of_objects(context, owner, quoted_owner)
+    findings += _check_roles_of_rules(context, owner, quoted_owner)
     yield from findings or [ok(f"{owner} owns everything")]
 
 
 def rules(context: CheckContext) -> Iterator[Finding]:
-    """Check that the role of each rule exists, and has not been created again since the rule."""
+    """Check that there are rules, and that no role was dropped since its rules were saved."""
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
         fix = context.value(_EXAMPLE_RULE, context.node, context.topic)
         yield wrong("there are no rules", why_denied(fix), fix)
@@ -150,15 +150,15 @@ def rules(context: CheckContext) -> Iterator[Finding]:
     rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)
     if not rows:
         yield ok("the role of each rule exists")
-    for role, exists, count, delete, confirm in rows:
-        rules_name = f"{count} rules name" if count > 1 else "1 rule names"
+    for role, exists, count, delete, save_again in rows:
+        subject = f"{count} rules name" if count > 1 else "1 rule names"
         if exists:
-            found = f"{rules_name} the role {role}, which has been dropped and created again"
-            why = "the new role has the permissions of the former one"
-            fix = f"{delete}; -- or, if they are meant for the new role, {confirm}"
+            found = f"{subject} the role {role}, which has been dropped and created again"
+            why = "the new role has the permissions of the former role"
+            fix = f"{delete}; -- or, if they are meant for the new role, {save_again}"
         else:
-            found = f"{rules_name} the role {role}, which does not exist"
-            why = "a new role with this name gets their permissions"
+            found = f"{subject} the role {role}, which does not exist"
+            why = "a new role with this name would get the permissions"
             fix = f"{delete}; -- or create the role"
         yield wrong(found, f"rules refer to a role by name: {why}", fix)
 
@@ -172,8 +172,8 @@ def create_rights(context: CheckContext) -> Iterator[Finding]:
     for schema, role in roles:
         yield wrong(
             f"{role} may create objects in the schema {schema}",
-            "the functions of psqlmessages could call such a function instead of PostgreSQL's own;"
-            " it would run with the privileges of the owner",
+            "the functions of psqlmessages could call a function of this role instead of"
+            " PostgreSQL's own, with the privileges of the owner",
             f"REVOKE CREATE ON SCHEMA {schema} FROM {role}",
         )
 
@@ -181,7 +181,7 @@ def create_rights(context: CheckContext) -> Iterator[Finding]:
 def _superuser_finding(owner: str) -> Finding:
     return wrong(
         f"the superuser {owner} owns the schema messages",
-        "its functions run with the privileges of their owner: a bug could expose the server",
+        "the functions run with the privileges of their owner, so a bug could expose the server",
         f"ALTER ROLE {owner} NOSUPERUSER; -- or let an ordinary role own the database and migrate",
     )
 
@@ -195,7 +195,7 @@ def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> 
     more = f"; -- and {len(rows) - _MAX_STATEMENTS} more" if len(rows) > _MAX_STATEMENTS else ""
     yield wrong(
         f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
-        "the owner of a function can replace it, and it runs with the owner's privileges",
+        "the owner of a function can replace it, and a function runs with its owner's privileges",
         statements + more,
     )
 
@@ -204,6 +204,6 @@ def _check_roles_of_rules(context: CheckContext, owner: str, quoted: str) -> Ite
     for role, is_superuser in context.rows(_ROLES_THAT_MAY_ACT_AS_OWNER, owner, owner):
         yield wrong(
             f"{role}, which rules name, may act as {owner}, the owner",
-            "it can change the rules that restrict it",
+            "this role can change the rules that restrict it",
             f"ALTER ROLE {role} NOSUPERUSER" if is_superuser else f"REVOKE {quoted} FROM {role}",
         )

@@ -20,7 +20,7 @@ DONE, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code: 0 done, 1 failed, 2 usage."""
+    """Run one command; return 0 (done), 1 (failed), 130 (Ctrl-C); exit 2 (usage), 143 (SIGTERM)."""
     parser = argparse.ArgumentParser(
         prog="psqlmessages", description="Send, receive and watch messages in PostgreSQL."
     )
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dsn",
         default=os.environ.get("PSQLMESSAGES_DSN", ""),
         help="connection string or address of the database"
-        " (default: PSQLMESSAGES_DSN, or else the PG… variables of libpq)",
+        " (default: PSQLMESSAGES_DSN, else the PG… variables of libpq)",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, COMMANDS)
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]) -> None:
-    """Add a subparser for each command. Parsing sets ``run`` to the function of the chosen one."""
+    """Add a subparser for each command. In parsed arguments, ``run`` is the command's function."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
@@ -45,7 +45,7 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run the chosen command; print an error in one line, and nothing after Ctrl-C."""
+    """Run the chosen command; return its exit code. Print an error as text, without a traceback."""
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = arguments.run(arguments)

@@ -59,7 +59,6 @@ def _configure_send(parser: ArgumentParser) -> None:
 
 
 def _send(arguments: Namespace) -> int:
-    """Send all bodies, and show the rate."""
     if arguments.body == "-":
         bodies, total = read_lines(), arguments.count
     else:
@@ -80,10 +79,10 @@ def _send(arguments: Namespace) -> int:
 
 
 def _wait(node: Node, interval: timedelta) -> None:
-    """Wait and receive, because a node that receives also notices crashes of others."""
+    """Wait, and receive messages, because receiving nodes run housekeeping."""
     deadline = monotonic() + interval.total_seconds()
-    while (left := deadline - monotonic()) > 0:
-        next(node.messages(timeout=timedelta(seconds=left)), None)
+    while (remaining := deadline - monotonic()) > 0:
+        next(node.messages(timeout=timedelta(seconds=remaining)), None)
 
 
 SEND = CliCommand("send", "send to a topic and show the rate", _configure_send, _send)
@@ -105,7 +104,7 @@ def _configure_receive(parser: ArgumentParser) -> None:
 
 
 def _receive(arguments: Namespace) -> int:
-    """Receive until Ctrl-C, --count or --timeout; fail if fewer than --count messages arrived."""
+    """Receive until Ctrl-C, --count or --timeout; fail if --timeout ends it before --count."""
     with (
         Node(arguments.ident, arguments.dsn) as node,
         Progress("received", arguments.count) as progress,
@@ -120,11 +119,11 @@ def _receive(arguments: Namespace) -> int:
 
 
 def _print_messages(node: Node, arguments: Namespace, progress: Progress) -> None:
-    """Print messages until --count or --timeout; refresh the rate every second."""
+    """Print messages until --count or --timeout; also refresh the rate while none arrives."""
     timeout = inf if arguments.timeout is None else arguments.timeout.total_seconds()
     last_received_at = monotonic()
-    while (left := last_received_at + timeout - monotonic()) > 0:
-        for message in node.messages(timeout=min(left, _REFRESH_SECONDS)):
+    while (remaining := last_received_at + timeout - monotonic()) > 0:
+        for message in node.messages(timeout=min(remaining, _REFRESH_SECONDS)):
             last_received_at = monotonic()
             _print_message(message, arguments, progress)
             if progress.count == arguments.count:
@@ -155,7 +154,7 @@ def _message_fields(message: Message) -> dict[str, Any]:
 def body_fields(message: Message | StreamMessage | Element) -> dict[str, Any]:
     """Return the JSON field ``body``, or ``error`` if the body cannot be read.
 
-    A body of bytes becomes base64, with the field ``enc``: "b64".
+    Bytes are encoded as base64; then there is also the field ``enc``, with the value "b64".
     """
     try:
         body = message.body
@@ -198,7 +197,7 @@ def _configure_call(parser: ArgumentParser) -> None:
 
 
 def _call(arguments: Namespace) -> int:
-    """Call a node and print its answer; fail if it does not arrive in time."""
+    """Call a node and print its answer; fail if no answer arrives in time."""
     text = sys.stdin.read() if arguments.body == "-" else arguments.body
     body = json.loads(text) if arguments.json else text
     with Node(arguments.ident, arguments.dsn) as node:

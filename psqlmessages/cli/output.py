@@ -18,7 +18,7 @@ from psqlmessages.wire import MalformedText, parse_strict_json
 
 @dataclass(frozen=True)
 class CliCommand:
-    """A command: ``configure`` adds its arguments, ``run`` returns its exit code."""
+    """A command. ``configure`` adds arguments to its parser; ``run`` returns the exit code."""
 
     name: str
     help: str
@@ -72,7 +72,7 @@ def _number(text: str, minimum: int) -> int:
     except ValueError:
         raise ArgumentTypeError(f"not a whole number: {text!r}") from None
     if number < minimum:
-        raise ArgumentTypeError(f"at least {minimum} is needed: {text!r}")
+        raise ArgumentTypeError(f"must be at least {minimum}: {text!r}")
     return number
 
 
@@ -80,7 +80,7 @@ AddCommand = Callable[[str, Callable[[Namespace], int], str], ArgumentParser]
 
 
 def subcommands(parser: ArgumentParser, *, is_required: bool = True) -> AddCommand:
-    """Return a function that adds one subcommand: its name, function and help text."""
+    """Return a function that adds a subcommand, given its name, function and help text."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=is_required)
 
     def add(name: str, function: Callable[[Namespace], int], help_: str) -> ArgumentParser:
@@ -98,7 +98,7 @@ def run_subcommand(arguments: Namespace) -> int:
 
 
 def add_bodies(parser: ArgumentParser, verb: str) -> None:
-    """Add the arguments of `read_bodies`, and --batch; ``verb`` says what happens to a body."""
+    """Add the arguments of `read_bodies`, and --batch; ``verb`` is a word of the help text."""
     parser.add_argument(
         "body",
         metavar="BODY",
@@ -124,7 +124,7 @@ def add_batch(parser: ArgumentParser) -> None:
 
 
 def read_bodies(arguments: Namespace) -> Iterator[Any]:
-    """Yield BODY, or the lines of standard input; with --json, parse them."""
+    """Yield BODY, or the lines of standard input if BODY is ``-``; with --json, parse each."""
     texts = read_lines() if arguments.body == "-" else iter([arguments.body])
     return map(json.loads, texts) if arguments.json else texts
 
@@ -139,7 +139,7 @@ def read_lines() -> Iterator[str]:
     return (line.rstrip("\r\n") for line in sys.stdin)
 
 
-# Output: tables and rates. A terminal shows the rate as one refreshed line, a file as many lines.
+# Output: tables and rates. On a terminal the rate is one refreshed line, in a file many lines.
 
 _TERMINAL_INTERVAL_SECONDS = 0.2
 _FILE_INTERVAL_SECONDS = 10.0
@@ -149,7 +149,7 @@ _CLEAR_LINE = "\r\x1b[K"
 class Progress:
     """Counts messages; shows their rate, and the remaining time if the total is known.
 
-    Writes to standard error, so that standard output contains only results.
+    By default it writes to standard error, so that standard output contains only results.
     """
 
     def __init__(self, verb: str, total: int | None = None, stream: TextIO | None = None) -> None:
@@ -182,7 +182,7 @@ class Progress:
             self._write(self._summary())
 
     def say(self, text: str, stream: TextIO | None = None) -> None:
-        """Print a separate line above the rate."""
+        """Print a line; on a terminal, the next rate appears below it."""
         if self._is_line_open:
             self._stream.write(_CLEAR_LINE)
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""Command prune: remove expired data now, and nodes whose connection is closed."""
+"""Command prune: remove expired data, dead nodes and unused queues now."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Remove expired data and print how much was removed."""
-    done = prune(arguments.dsn)
-    print(json.dumps(done) if arguments.json else format_result(done))
+    """Prune, and print how much was removed."""
+    counts = prune(arguments.dsn)
+    print(json.dumps(counts) if arguments.json else format_counts(counts))
     return 0
 
 
 def prune(dsn: str) -> dict[str, int]:
-    """Run housekeeping and empty the tables in which everything has expired.
+    """Run housekeeping, and empty the tables whose rows are all expired or unneeded.
 
-    Also removes queues that a wait has made and that were never used. Returns the numbers of
-    emptied tables, ended sessions and removed queues.
+    Also removes queues on which nodes only waited. Returns the numbers of emptied tables, ended
+    sessions and removed queues.
     """
     with connect_as(dsn, "prune") as connection:
-        # The role may default to a stricter level, whose older snapshot would prevent pruning.
+        # Pruning fails at a stricter level, which may be the default of the role.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
-            dead = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
+            dead_before = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
             with connection.transaction():
                 # Housekeeping ends the dead sessions at the commit.
                 emptied, queues, _ = connection.execute(
@@ -46,22 +46,22 @@ def prune(dsn: str) -> dict[str, int]:
                     " messages._remove_unused_queues('-infinity'),"
                     " messages._request_housekeeping()"
                 ).fetchall()[0]
-            left = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
+            dead_after = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(
                 f"role {connection.info.user} may not prune: connect as the owner of the tables"
             ) from error
     return {
         "emptied_tables": emptied,
-        "ended_sessions": max(dead - left, 0),
+        "ended_sessions": max(dead_before - dead_after, 0),
         "removed_queues": queues,
     }
 
 
-def format_result(done: dict[str, int]) -> str:
+def format_counts(counts: dict[str, int]) -> str:
     """Format the result of `prune` as a sentence."""
-    tables, sessions = done["emptied_tables"], done["ended_sessions"]
-    queues = done["removed_queues"]
+    tables, sessions = counts["emptied_tables"], counts["ended_sessions"]
+    queues = counts["removed_queues"]
     return (
         f"emptied {tables} table{'' if tables == 1 else 's'} of expired data;"
         f" ended {sessions} dead session{'' if sessions == 1 else 's'};"
@@ -71,8 +71,8 @@ def format_result(done: dict[str, int]) -> str:
 
 COMMAND = CliCommand(
     "prune",
-    "remove expired bodies, stream messages, dead nodes and unused queues now, as the owner of the"
-    " tables",
+    "as the owner of the tables: remove expired bodies, unneeded stream messages, dead nodes and"
+    " unused queues now",
     _configure,
     run,
 )

@@ -50,7 +50,7 @@ def _configure(parser: ArgumentParser) -> None:
 
     def add(name: str, function: Callable[[Namespace], int], help_: str) -> ArgumentParser:
         command = add_command(name, function, help_)
-        command.add_argument("client", metavar="CLIENT", help="the node to act as")
+        command.add_argument("node", metavar="NODE", help="the node to act as")
         if name not in ("commit", "rollback"):
             command.add_argument("queue", metavar="QUEUE")
         return command
@@ -66,7 +66,7 @@ def _configure(parser: ArgumentParser) -> None:
         help="seconds until elements that are not committed are delivered again (default: 120)",
     )
     commit = add("commit", _commit, "remove reserved elements for good")
-    rollback_help = "make reserved elements available again, and count an attempt"
+    rollback_help = "make reserved elements available again, and count a failed attempt"
     rollback = add("rollback", _rollback, rollback_help)
     for command in (commit, rollback):
         command.add_argument("leases", metavar="LEASE", nargs="+", help="a lease from reserve")
@@ -105,7 +105,7 @@ def _configure_push(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--delay", type=seconds, help="seconds until the element is available")
     parser.add_argument(
-        "--tries", type=natural, default=0, help="initial number of attempts (default: 0)"
+        "--tries", type=natural, default=0, help="initial number of failed attempts (default: 0)"
     )
     parser.add_argument("--key", help="a second push with the same key adds nothing")
 
@@ -129,12 +129,12 @@ def _push(arguments: Namespace) -> int:
         )
     bodies = read_bodies(arguments)
     with (
-        connect_as(arguments.dsn, arguments.client) as connection,
+        connect_as(arguments.dsn, arguments.node) as connection,
         Progress("pushed") as progress,
     ):
         while batch := list(islice(bodies, arguments.batch)):
             call = queue_calls.push_many(
-                arguments.client,
+                arguments.node,
                 arguments.queue,
                 batch,
                 headers=[arguments.headers] * len(batch),
@@ -155,8 +155,8 @@ def _push(arguments: Namespace) -> int:
 def _pop(arguments: Namespace) -> int:
     queue, count, timeout = arguments.queue, arguments.count, arguments.timeout
     if not timeout:
-        return _take_now(arguments, queue_calls.pop(arguments.client, queue, count))
-    with Node(arguments.client, arguments.dsn) as node:
+        return _take_now(arguments, queue_calls.pop(arguments.node, queue, count))
+    with Node(arguments.node, arguments.dsn) as node:
         return _print_elements(arguments, node.pop(queue, count, timeout=timeout))
 
 
@@ -164,15 +164,15 @@ def _reserve(arguments: Namespace) -> int:
     queue, count, timeout = arguments.queue, arguments.count, arguments.timeout
     duration = arguments.duration
     if not timeout:
-        statement = queue_calls.reserve(arguments.client, queue, count, duration)
+        statement = queue_calls.reserve(arguments.node, queue, count, duration)
         return _take_now(arguments, statement)
-    with Node(arguments.client, arguments.dsn) as node:
+    with Node(arguments.node, arguments.dsn) as node:
         return _print_elements(arguments, node.reserve(queue, count, duration, timeout=timeout))
 
 
 def _take_now(arguments: Namespace, statement: SqlStatement) -> int:
-    """Take and print elements without waiting, which needs no node."""
-    with connect_as(arguments.dsn, arguments.client) as connection:
+    """Take and print elements without waiting, so that the node need not be connected."""
+    with connect_as(arguments.dsn, arguments.node) as connection:
         rows = connection.execute(statement.sql, statement.params).fetchall()
     return _print_elements(arguments, queue_calls.elements(arguments.queue, rows))
 
@@ -211,11 +211,11 @@ def _format_element(element: Element) -> str:
 
 
 def _commit(arguments: Namespace) -> int:
-    return _acknowledge(arguments, queue_calls.commit(arguments.client, *arguments.leases))
+    return _acknowledge(arguments, queue_calls.commit(arguments.node, *arguments.leases))
 
 
 def _rollback(arguments: Namespace) -> int:
-    call = queue_calls.rollback(arguments.client, *arguments.leases, delay=arguments.delay)
+    call = queue_calls.rollback(arguments.node, *arguments.leases, delay=arguments.delay)
     return _acknowledge(arguments, call)
 
 
@@ -233,7 +233,7 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
 
 
 def _sizes(arguments: Namespace) -> int:
-    sizes = _run(arguments, queue_calls.sizes(arguments.client, arguments.queue))
+    sizes = _run(arguments, queue_calls.sizes(arguments.node, arguments.queue))
     fields = sizes._asdict()
     fields["next"] = sizes.next.isoformat() if sizes.next is not None else None
     if arguments.json:
@@ -249,25 +249,25 @@ def _sizes(arguments: Namespace) -> int:
 
 
 def _pause(arguments: Namespace) -> int:
-    if not _run(arguments, queue_calls.pause(arguments.client, arguments.queue)):
+    if not _run(arguments, queue_calls.pause(arguments.node, arguments.queue)):
         print(f"{one_line(arguments.queue)} was paused already", file=sys.stderr)
     return 0
 
 
 def _resume(arguments: Namespace) -> int:
-    if not _run(arguments, queue_calls.resume(arguments.client, arguments.queue)):
+    if not _run(arguments, queue_calls.resume(arguments.node, arguments.queue)):
         print(f"{one_line(arguments.queue)} was not paused", file=sys.stderr)
     return 0
 
 
 def _drain(arguments: Namespace) -> int:
-    print(_run(arguments, queue_calls.drain(arguments.client, arguments.queue)))
+    print(_run(arguments, queue_calls.drain(arguments.node, arguments.queue)))
     return 0
 
 
 def _configure_queue(arguments: Namespace) -> int:
     call = queue_calls.configure_queue(
-        arguments.client,
+        arguments.node,
         arguments.queue,
         max_tries=arguments.max_tries,
         dead_letter_queue=arguments.dead_letter_queue,
@@ -281,7 +281,7 @@ def _configure_queue(arguments: Namespace) -> int:
 
 
 def _remove_queue(arguments: Namespace) -> int:
-    _run(arguments, queue_calls.remove_queue(arguments.client, arguments.queue))
+    _run(arguments, queue_calls.remove_queue(arguments.node, arguments.queue))
     return 0
 
 
@@ -302,8 +302,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def _run(arguments: Namespace, call: Call[T]) -> T:
-    """Connect and run one call."""
-    with connect_as(arguments.dsn, arguments.client) as connection:
+    with connect_as(arguments.dsn, arguments.node) as connection:
         return run_call(connection, call)
 
 

@@ -11,7 +11,7 @@ from psqlmessages.cli.output import CliCommand, add_json, fail, format_table, on
 
 
 class TopicRow(NamedTuple):
-    """A topic that the role may use, and its nodes."""
+    """A topic that the role may use, with its senders and listeners."""
 
     topic: str
     notifiers: list[str]

@@ -36,14 +36,14 @@ def _configure(parser: ArgumentParser) -> None:
         _publish,
         "store messages for the subscriptions of a topic, and send them to its listeners",
     )
-    _add_client_and_topic(publish, "the node that publishes; it need not be connected")
+    _add_node_and_topic(publish, "the node that publishes; it need not be connected")
     add_bodies(publish, "publish")
     subscribe = add(
         "subscribe",
         _subscribe,
         "print the unread messages of a subscription, then new ones, until Ctrl-C",
     )
-    _add_client_and_topic(subscribe, "the node that subscribes")
+    _add_node_and_topic(subscribe, "the node that subscribes")
     subscribe.add_argument(
         "timeout",
         metavar="TIMEOUT",
@@ -57,35 +57,34 @@ def _configure(parser: ArgumentParser) -> None:
     )
 
 
-def _add_client_and_topic(parser: ArgumentParser, help_: str) -> None:
-    parser.add_argument("client", metavar="CLIENT", help=help_)
+def _add_node_and_topic(parser: ArgumentParser, help_: str) -> None:
+    parser.add_argument("node", metavar="NODE", help=help_)
     parser.add_argument("topic", metavar="TOPIC")
 
 
 def _publish(arguments: Namespace) -> int:
     bodies = read_bodies(arguments)
     with (
-        connect_as(arguments.dsn, arguments.client) as connection,
+        connect_as(arguments.dsn, arguments.node) as connection,
         Progress("published") as progress,
     ):
         while batch := list(islice(bodies, arguments.batch)):
-            run_call(
-                connection, stream_calls.publish_many(arguments.client, arguments.topic, batch)
-            )
+            run_call(connection, stream_calls.publish_many(arguments.node, arguments.topic, batch))
             progress.add(len(batch))
     return 0
 
 
 def _subscribe(arguments: Namespace) -> int:
     with (
-        Node(arguments.client, arguments.dsn) as node,
+        Node(arguments.node, arguments.dsn) as node,
         Progress("received", arguments.count) as progress,
     ):
         subscription = node.subscribe(arguments.topic, arguments.timeout, idle=arguments.idle)
         try:
-            progress.say(f"{arguments.client} reads {arguments.topic}; press Ctrl-C to stop")
+            progress.say(f"{arguments.node} reads {arguments.topic}; press Ctrl-C to stop")
             _print_all(subscription, node, arguments, progress)
         except KeyboardInterrupt:
+            # Ctrl-C is the normal end, even before --count messages.
             return 0
     return 1 if progress.count < (arguments.count or 0) else 0
 
@@ -93,7 +92,7 @@ def _subscribe(arguments: Namespace) -> int:
 def _print_all(
     subscription: Subscription, node: Node, arguments: Namespace, progress: Progress
 ) -> None:
-    """Print messages. Requesting one acknowledges the previous ones; then acknowledge the last."""
+    """Print and acknowledge messages. Each request acknowledges the messages before it."""
     last_printed: StreamMessage | None = None
     try:
         for message in subscription:
@@ -103,13 +102,14 @@ def _print_all(
             if progress.count == arguments.count:
                 return
     finally:
+        # No later request acknowledges the last message, so acknowledge it here.
         if last_printed is not None and not node.is_healthy:
-            progress.say("the last messages are delivered again: the connection is lost")
+            progress.say("the connection is lost: the last messages will be delivered again")
         elif last_printed is not None:
             try:
                 subscription.confirm(last_printed)
             except (MessagesError, psycopg.Error) as error:
-                progress.say(f"the last messages are delivered again: {error}")
+                progress.say(f"the last messages will be delivered again: {error}")
 
 
 def _format(message: StreamMessage, arguments: Namespace) -> str:

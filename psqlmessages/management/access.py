@@ -13,8 +13,8 @@ from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
 _MAX_DAYS = 3650
 
 
-def _configure_deny(parser: ArgumentParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="node name, or a prefix followed by *")
+def _add_rule_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="node name, or a pattern that ends in *")
     parser.add_argument(
         "mode", metavar="MODE", choices=("W", "R", "RW", "O", "A"),
         help="W (send), R (receive), RW, O (observe a topic), or A (administer a queue, includes"
@@ -26,7 +26,7 @@ def _configure_deny(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "destination", metavar="NAME",
-        help="the topic, queue, or called node; or a prefix followed by *",
+        help="the topic, the queue, or the node to call; or a pattern that ends in *",
     )  # fmt: skip
     parser.add_argument(
         "--role", help="the PostgreSQL role (default: the one that Django connects as)"
@@ -34,7 +34,7 @@ def _configure_deny(parser: ArgumentParser) -> None:
 
 
 def _configure_allow(parser: ArgumentParser) -> None:
-    _configure_deny(parser)
+    _add_rule_arguments(parser)
     parser.add_argument(
         "--timeout", type=positive, default=int(DEFAULT_TIMEOUT.total_seconds()),
         help="seconds for which large bodies and answers are stored (default: 60)",
@@ -99,14 +99,14 @@ def _parse_days(text: str) -> float:
     except ValueError:
         raise ArgumentTypeError(f"not a number of days: {text!r}") from None
     if not 0 < days <= _MAX_DAYS:
-        raise ArgumentTypeError(f"more than 0 and at most {_MAX_DAYS:,} days: {text!r}")
+        raise ArgumentTypeError(f"must be more than 0 and at most {_MAX_DAYS:,} days: {text!r}")
     return days
 
 
 ALLOW = CliCommand(
     "allow", "allow a node to use a topic or queue, or to call a node", _configure_allow, _allow
 )
-DENY = CliCommand("deny", "remove a permission of a node", _configure_deny, _deny)
+DENY = CliCommand("deny", "remove a permission of a node", _add_rule_arguments, _deny)
 TOKEN = CliCommand(
-    "token", "print a token for the REST API, valid for one user", _configure_token, _token
+    "token", "print a token with which a user calls the REST API", _configure_token, _token
 )

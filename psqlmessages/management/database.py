@@ -14,7 +14,7 @@ from psqlmessages.cli.output import CliCommand, fail
 
 
 def _install(arguments: Namespace) -> int:
-    """Install the functions; fail if a migration is not applied, because they may need it."""
+    """Install the functions; fail if a migration that they may need is not applied."""
     alias = arguments.database
     if schema.has_unapplied_migrations(connections[alias]):
         return fail(
@@ -30,26 +30,25 @@ def _install(arguments: Namespace) -> int:
 
 def _prune(arguments: Namespace) -> int:
     """Run `prune`, and also remove old traffic windows; print the numbers."""
-    done = prune.prune(arguments.dsn)
+    counts = prune.prune(arguments.dsn)
     removed_windows = traffic_windows.prune(arguments.database)
     if arguments.json:
-        print(json.dumps({**done, "removed_windows": removed_windows}))
+        print(json.dumps({**counts, "removed_windows": removed_windows}))
     else:
         windows = f"{removed_windows:,} traffic window{'' if removed_windows == 1 else 's'}"
-        print(f"{prune.format_result(done)}; removed {windows}")
+        print(f"{prune.format_counts(counts)}; removed {windows}")
     return 0
 
 
 INSTALL = CliCommand(
     "install",
-    "reinstall the SQL functions, as the owner of the tables. Use it if they are missing or of"
-    " another version although `migrate` has nothing to apply",
+    "reinstall the SQL functions, as the owner of the tables. Use this if functions are missing or"
+    " of another version although `migrate` has nothing to apply",
     lambda parser: None,
     _install,
 )
 PRUNE = replace(
     prune.COMMAND,
-    help="remove expired bodies, stream messages and traffic windows now, as the owner of the"
-    " tables",
+    help=f"{prune.COMMAND.help}; also remove old traffic windows",
     run=_prune,
 )

@@ -14,7 +14,7 @@ from psqlmessages.rules import changes, document
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "what", metavar="WHAT", choices=("export", "import"), help="export or import"
+        "action", metavar="ACTION", choices=("export", "import"), help="export or import"
     )
     parser.add_argument("file", metavar="FILE", help='the file; "-" is standard input or output')
     parser.add_argument("--dry-run", action="store_true", help="import: only print the changes")
@@ -24,8 +24,8 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Export or import; on errors print a line for each, change nothing, and fail."""
-    if arguments.what == "export":
+    """Export or import. If the file has errors, print each on a line, change nothing, and fail."""
+    if arguments.action == "export":
         text = document.write(changes.read_current(arguments.database))
         if arguments.file == "-":
             sys.stdout.write(text)
@@ -36,20 +36,20 @@ def run(arguments: Namespace) -> int:
         wanted = document.read(read_input(arguments.file))
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
-        for problem in error.errors:
-            fail(problem)
+        for sentence in error.errors:
+            fail(sentence)
         return 1
     return _import(wanted, arguments)
 
 
 def _import(wanted: document.Definitions, arguments: Namespace) -> int:
-    present = changes.read_current(arguments.database)
-    difference = changes.difference(present, wanted, replace=arguments.replace)
+    current = changes.read_current(arguments.database)
+    difference = changes.difference(current, wanted, is_replacing=arguments.replace)
     for line in difference.lines():
         print(one_line(line))
     if not arguments.dry_run:
         try:
-            changes.apply(difference, changes.fingerprint(present), arguments.database)
+            changes.apply(difference, changes.fingerprint(current), arguments.database)
         except changes.DefinitionsChanged:
             return fail("the rules have changed during the import: run it again")
         except DatabaseError as error:

@@ -1,4 +1,4 @@
-"""Command doctor with Django: also checks the rules that the project's node and handlers need."""
+"""Command doctor with Django: also checks the rules for the project's node and handlers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, why_denied
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
-# A command in a fix, to which `complete` adds the alias of the database.
+# The first words of a fix that is a command of psqlmessages, or migrate.
 _COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 
-# An empty parameter matches every rule, and mode is a regular expression. The names of a rule may
-# be a prefix followed by *.
-_IS_ALLOWED = """
+# Whether a rule matches all parameters. An empty parameter matches every rule. The parameter mode
+# is a regular expression. The ident and dest of a rule may be patterns, which end in *.
+_HAS_RULE = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_auth AS a
         WHERE (%(type)s = '' OR a.type = %(type)s) AND (%(mode)s = '' OR a.mode ~ %(mode)s)
@@ -33,56 +33,56 @@ _IS_ALLOWED = """
 
 def needed_rules(context: CheckContext) -> Iterator[Finding]:
     """Check that PSQLMESSAGES["NODE"] and the nodes of the handlers have rules."""
-    missing: list[tuple[str, str]] = []
+    findings: list[Finding] = []
 
-    def check(found: str, rule: str, **fields: str) -> None:
-        fields = {"ident": "", "type": "", "dest": "", "mode": "", "role": ""} | fields
-        ((is_allowed,),) = context.connection.execute(_IS_ALLOWED, fields).fetchall()
-        if not is_allowed:
-            missing.append((found, f"python manage.py psqlmessages allow {rule}"))
+    def require_rule(problem: str, allow_arguments: str, **columns: str) -> None:
+        columns = {"ident": "", "type": "", "dest": "", "mode": "", "role": ""} | columns
+        if not context.connection.execute(_HAS_RULE, columns).fetchall()[0][0]:
+            fix = f"python manage.py psqlmessages allow {allow_arguments}"
+            findings.append(wrong(problem, why_denied(fix), fix))
 
     node, role = get_settings().NODE, context.connection.info.user
     if node:
         topic = shlex.quote(_known_names().get("topic", "TOPIC"))
-        rule = f"{shlex.quote(node)} RW Topic {topic} --role {shlex.quote(role)}"
-        check(f"no rule names the node {node} for the role {role}", rule, ident=node, role=role)
+        arguments = f"{shlex.quote(node)} RW Topic {topic} --role {shlex.quote(role)}"
+        problem = f"no rule names the node {node} for the role {role}"
+        require_rule(problem, arguments, ident=node, role=role)
     for handler in registry.list_handlers(None):
         receiver = "" if handler.node == EVERY_NODE else handler.node
+        purpose = f"for the handler {handler.name}"
         if handler.topic:
-            check(
-                f"no rule lets {receiver or 'a node'} receive {handler.topic}, for {handler.name}",
+            require_rule(
+                f"no rule lets {receiver or 'any node'} receive {handler.topic}, {purpose}",
                 f"{shlex.quote(receiver or node or 'NODE')} R Topic {shlex.quote(handler.topic)}",
                 ident=receiver, type="Topic", dest=handler.topic, mode="R|O",
             )  # fmt: skip
         else:
-            # The sessions of `call` append a suffix to the name.
+            # `call` of psqlmessages.django adds a suffix to NODE, so the rule needs a pattern.
             caller, callee = f"{node}.*" if node else "CALLER", receiver or node or "NODE"
-            check(
-                f"no rule lets anyone call {receiver or 'a node'}, for {handler.name}",
+            require_rule(
+                f"no rule lets any node call {receiver or 'a node'}, {purpose}",
                 f"{shlex.quote(caller)} W Rpc {shlex.quote(callee)}", type="Rpc", dest=receiver,
             )  # fmt: skip
-    for found, fix in missing:
-        yield wrong(found, why_denied(fix), fix)
-    if not missing:
-        yield ok("the node and the handlers have their rules")
+    yield from findings or [ok("the node and the handlers have their rules")]
 
 
 def _known_names() -> dict[str, str]:
-    """Return a node and a topic of this project, as far as known."""
+    """Return a node and a topic of this project, for fixes; a key is missing if none is known."""
     handlers = registry.list_handlers(None)
     nodes = [get_settings().NODE, *(each.node for each in handlers if each.node != EVERY_NODE)]
-    names = {"node": nodes, "topic": [each.topic for each in handlers]}
-    return {key: found[0] for key, known in names.items() if (found := [*filter(None, known)])}
+    topics = [each.topic for each in handlers]
+    names = {"node": next(filter(None, nodes), ""), "topic": next(filter(None, topics), "")}
+    return {key: name for key, name in names.items() if name}
 
 
 def _run(arguments: Namespace) -> int:
     is_default = arguments.database == get_settings().DATABASE
     option = "" if is_default else f" --database {shlex.quote(arguments.database)}"
 
-    def complete(fix: str) -> str:
+    def add_option(fix: str) -> str:
         return _COMMAND.sub(rf"python manage.py \1psqlmessages{option}", fix)
 
-    return doctor.run(arguments, needed_rules, complete=complete, **_known_names())
+    return doctor.run(arguments, needed_rules, complete_fix=add_option, **_known_names())
 
 
 COMMAND = replace(doctor.COMMAND, run=_run)

@@ -74,7 +74,6 @@ def list_exchanges(arguments: Namespace) -> int:
 
 
 def _read_counts(using: str) -> Counter[tuple[int, str]]:
-    """Read the number of elements by exchange and outcome."""
     groups = ExchangeCount.objects.using(using).values_list("exchange", "outcome")
     sums = groups.annotate(Sum("count"))
     return Counter({(exchange, outcome): count for exchange, outcome, count in sums})
@@ -90,7 +89,7 @@ def _count_workers(using: str) -> Counter[int]:
 
 
 def load(arguments: Namespace) -> int:
-    """Load a file; on errors print a line for each, change nothing, and fail."""
+    """Load a file. If it has errors, print each on a line, change nothing, and fail."""
     try:
         wanted = definitions.parse_text(read_input(arguments.file))
     except MalformedExchanges as error:
@@ -114,7 +113,7 @@ def load(arguments: Namespace) -> int:
 def _apply(
     difference: repository.ExchangeDifference, expected_fingerprint: str, arguments: Namespace
 ) -> bool:
-    """Apply a difference and print the added rules; return whether this succeeded."""
+    """Apply a difference and print the added rules; after an error, print it and return False."""
     try:
         added = repository.apply(
             difference, expected_fingerprint, arguments.database, with_rules=arguments.with_rules
@@ -131,7 +130,7 @@ def _apply(
 
 
 def _error_text(error: DatabaseError) -> str:
-    """Return the message and hint of PostgreSQL, without its CONTEXT lines."""
+    """Return PostgreSQL's message and hint, or else the text of the error."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
         return str(error).strip()
@@ -141,11 +140,11 @@ def _error_text(error: DatabaseError) -> str:
 def _describe_problems(
     wanted: tuple[DefinedExchange, ...], all_exchanges: list[DefinedExchange], using: str
 ) -> Iterator[str]:
-    """Yield a line for each missing rule and each cycle."""
-    found = find_missing_rules(wanted, using)
-    for rule in found.rules:
+    """Yield a line for each missing rule, database that could not be checked, and cycle."""
+    missing = find_missing_rules(wanted, using)
+    for rule in missing.rules:
         yield f"missing rule in {rule.namespace}: {rule.statement}"
-    for namespace, why in found.errors.items():
+    for namespace, why in missing.errors.items():
         yield f"could not check the rules in {namespace}: {why}"
     for cycle in build_graph(all_exchanges).cycles:
         yield f"cycle: {', '.join(map(str, cycle))}"
@@ -161,7 +160,7 @@ def _report_errors(error: MalformedExchanges) -> int:
 
 
 def _test(arguments: Namespace) -> int:
-    """Route the given element without pushing it; print a line per destination and per copy."""
+    """Route an element without pushing it; print a line per destination and per copy."""
     row = repository.rows(arguments.database).get(name=arguments.name)
     try:
         exchange = repository.compile_exchange(row)
@@ -189,11 +188,12 @@ def _test(arguments: Namespace) -> int:
 
 
 def _print_copy(copy: DryRunCopy) -> None:
-    """Print a copy as one line of JSON."""
     document = {"headers": copy.headers, "body": copy.body}
-    for option in ("delay", "mature", "tries"):
-        if value := getattr(copy, option):
-            document[option] = value
+    for option in ("delay", "mature"):
+        if (seconds := getattr(copy, option)) is not None:
+            document[option] = seconds
+    if copy.tries:
+        document["tries"] = copy.tries
     print(f"    {json.dumps(document, ensure_ascii=False, default=_to_text)}")
 
 
@@ -203,13 +203,13 @@ def _to_text(value: object) -> str:
 
 def _configure(parser: ArgumentParser) -> None:
     add = subcommands(parser)
-    load_ = add("load", load, "create and change exchanges from a YAML or JSON file")
-    load_.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
-    load_.add_argument("--dry-run", action="store_true", help="only print the changes")
-    load_.add_argument(
+    loading = add("load", load, "create and change exchanges from a YAML or JSON file")
+    loading.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
+    loading.add_argument("--dry-run", action="store_true", help="only print the changes")
+    loading.add_argument(
         "--replace-all", action="store_true", help="remove exchanges that are not in the file"
     )
-    load_.add_argument(
+    loading.add_argument(
         "--with-rules",
         action="store_true",
         help="also add the rules that the exchanges need in this database",
@@ -233,7 +233,7 @@ def _configure(parser: ArgumentParser) -> None:
     start = partial(_set_running, is_running=True)
     stop = partial(_set_running, is_running=False)
     for name, function, help_ in (
-        ("start", start, "start an exchange in all processes that run exchanges"),
+        ("start", start, "start an exchange in all processes that run it"),
         ("stop", stop, "stop an exchange after its current batches"),
         ("delete", _delete, "remove an exchange; its queues stay"),
     ):
@@ -253,11 +253,11 @@ def run(arguments: Namespace) -> int:
 def _show(arguments: Namespace) -> int:
     name, using = arguments.name, arguments.database
     if name is None:
-        found = repository.read_all(using)
+        exchanges = repository.read_all(using)
     else:
-        found = (repository.to_definition(repository.rows(using).get(name=name)),)
+        exchanges = (repository.to_definition(repository.rows(using).get(name=name)),)
     write = files.write_json if arguments.format == "json" else files.write_yaml
-    sys.stdout.write(write(definitions.to_document(found, with_running=True)))
+    sys.stdout.write(write(definitions.to_document(exchanges, with_running=True)))
     return 0
 
 

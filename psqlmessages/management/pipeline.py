@@ -35,7 +35,7 @@ def _configure(parser: ArgumentParser) -> None:
         job = import_module(f"psqlmessages.management.pipeline_{job_name}").COMMAND
         job_parser = job_parsers.add_parser(job.name, help=job.help, description=job.help)
         job_parser.add_argument(
-            "--master", help="master URL of Spark (default: that of spark-submit, or else local[*])"
+            "--master", help="master URL of Spark (default: the one of spark-submit, else local[*])"
         )
         job_parser.add_argument(
             "--conf",
@@ -49,8 +49,10 @@ def _configure(parser: ArgumentParser) -> None:
         job_parser.set_defaults(job=job.run)
 
 
-def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 second") -> None:
-    """Add the arguments of a streaming job; ``checkpoint`` is its default folder."""
+def add_streaming_arguments(
+    parser: ArgumentParser, checkpoint: str, trigger: str = "1 second"
+) -> None:
+    """Add the arguments of a streaming job; ``checkpoint`` and ``trigger`` are their defaults."""
     parser.add_argument(
         "--trigger",
         type=_parse_interval,
@@ -69,7 +71,7 @@ def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 sec
 
 
 def run(arguments: Namespace) -> int:
-    """Run the chosen job."""
+    """Run the chosen job; raise JobFailed after an error of Spark."""
     if find_spec("pyspark") is None:
         return fail("a pipeline needs Spark: pip install 'psqlmessages[pipeline]'")
     from py4j.protocol import Py4JError
@@ -87,7 +89,7 @@ def run(arguments: Namespace) -> int:
 class JobContext:
     """Context manager of a job: its Spark session, and its row in the table of jobs.
 
-    At the end it stops the session, and records an error that ended the job.
+    At the end it stops the session, and records the error or the Ctrl-C that ended the job.
     """
 
     def __init__(self, name: str, arguments: Namespace) -> None:
@@ -100,7 +102,7 @@ class JobContext:
     def __enter__(self) -> Self:
         from psqlmessages.pipeline.database import DSN_VARIABLE, dsn_variable
 
-        # Spark's processes read the addresses of the databases from the environment.
+        # Spark's processes read the connection strings of the databases from the environment.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
                 os.environ[dsn_variable(alias)] = direct_dsn(alias)
@@ -124,7 +126,7 @@ class JobContext:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         from psqlmessages.pipeline import job_runner
 
-        # If a query failed, `follow` has recorded its error.
+        # `follow` has recorded a JobFailed already.
         if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
             self._update(state=PipelineJob.State.FAILED, error=job_runner.cause_line(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
@@ -138,7 +140,7 @@ class JobContext:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """Spark session on --master with format("psqlmessages"), started on first access."""
+        """Spark session on --master, started on first access; knows format("psqlmessages")."""
         from psqlmessages.pipeline import register, session
 
         configuration = dict(self.arguments.conf)
@@ -158,7 +160,7 @@ class JobContext:
         print(text, file=sys.stderr, flush=True)
 
     def record(self, progress: JobProgress) -> None:
-        """Write the progress of the job; if the database is unreachable, the next call retries."""
+        """Write the progress of the job; if the database is unreachable, print so once."""
         fields: dict[str, Any] = {
             "state": progress.state,
             "rows": progress.rows,
@@ -195,7 +197,7 @@ def _parse_key_and_value(text: str) -> tuple[str, str]:
 
 def _parse_interval(text: str) -> str:
     if not _INTERVAL.fullmatch(text):
-        raise ArgumentTypeError(f"not a time such as '1 second': {text!r}")
+        raise ArgumentTypeError(f"not a duration such as '1 second': {text!r}")
     return text
 
 

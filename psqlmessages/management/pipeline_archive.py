@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # pipeline archive verify, replay, compact: commands for an existing archive.
 
 
-def _add_maintenance(add: AddCommand) -> None:
+def _add_maintenance_commands(add: AddCommand) -> None:
     _add_folder(add("compact", _compact, "merge small files of each topic and day"))
     verify = add("verify", _verify, "compare archived messages with those still in the stream")
     _add_folder(verify)
@@ -49,11 +49,11 @@ def _add_maintenance(add: AddCommand) -> None:
             help=f"the {position} message: id, or time in ISO 8601 (without a zone: local time)",
         )
     replay.add_argument(
-        "--as-topic", metavar="NAME", help="the topic to publish to (default: the same topic)"
+        "--as-topic", metavar="NAME", help="the topic to publish to (default: the archived topic)"
     )
     replay.add_argument(
         "--as",
-        dest="client",
+        dest="node",
         metavar="IDENT",
         default="pipeline.archive",
         help="the node that publishes (default: pipeline.archive)",
@@ -101,14 +101,14 @@ def _compact(arguments: Namespace) -> int:
 def _verify(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import verify as verify_module
 
-    are_equal, is_empty = True, True
+    are_equal, has_compared = True, False
     with _open_archive("verify", arguments) as (_, archive):
         names = arguments.topic.split(",") if arguments.topic else None
         for comparison in verify_module.verify(archive, names):
-            is_empty = False
+            has_compared = True
             are_equal = are_equal and comparison.is_equal
             print(_describe(comparison))
-        if is_empty:
+        if not has_compared:
             print("no message is both archived and still in the stream: nothing to compare")
     return 0 if are_equal else 1
 
@@ -129,7 +129,7 @@ def _replay(arguments: Namespace) -> int:
 
     name = arguments.name or uuid4().hex[:12]
     plan = replay_module.ReplayPlan(
-        arguments.topic, arguments.as_topic or arguments.topic, arguments.client
+        arguments.topic, arguments.as_topic or arguments.topic, arguments.node
     )
     plan = replay_module.limit_plan(plan, arguments.first, arguments.last)
     with _open_archive("replay", arguments) as (context, archive):
@@ -145,11 +145,12 @@ def _parse_id_or_time(text: str) -> int | datetime:
     return time_with_zone(text)
 
 
+# Shown in the help, and replaced with the address of this folder when the job starts.
 _DEFAULT_CHECKPOINT = "_checkpoint in --to"
 
 
 def _configure(parser: ArgumentParser) -> None:
-    _add_folder(parser, required=False)
+    _add_folder(parser, is_required=False)
     parser.add_argument(
         "--topic",
         metavar="NAMES",
@@ -161,11 +162,11 @@ def _configure(parser: ArgumentParser) -> None:
         action="store_true",
         help="continue if messages were removed before they were archived, instead of failing",
     )
-    # Each batch writes files: keep their number low.
-    pipeline.add_streaming(parser, _DEFAULT_CHECKPOINT, "10 seconds")
+    # Each batch writes files. A long interval keeps their number low.
+    pipeline.add_streaming_arguments(parser, _DEFAULT_CHECKPOINT, "10 seconds")
     parser.set_defaults(subcommand=_archive)
     add = subcommands(parser, is_required=False)
-    _add_maintenance(add)
+    _add_maintenance_commands(add)
     for name, function, help_ in (
         ("mark", _mark, "archive a topic; its messages stay in the stream until they are archived"),
         ("unmark", _unmark, "stop archiving a topic"),
@@ -174,12 +175,12 @@ def _configure(parser: ArgumentParser) -> None:
     add("marks", _marks, "print the marked topics")
 
 
-def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
-    # SUPPRESS keeps the value of a --to before the subcommand.
+def _add_folder(parser: ArgumentParser, *, is_required: bool = True) -> None:
+    # With SUPPRESS, a subcommand without --to uses the --to before the subcommand.
     parser.add_argument(
         "--to",
         metavar="DIR",
-        default=SUPPRESS if required else None,
+        default=SUPPRESS if is_required else None,
         help="folder of the archive: a path, or an address for Hadoop (hdfs://…, s3a://…)",
     )
 
@@ -200,7 +201,7 @@ def _archive(arguments: Namespace) -> int:
 
 
 def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
-    """Follow one query; return whether it ended because the marked topics changed."""
+    """Run one query, or wait for a mark. Return whether the marks changed: then run a new query."""
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive import archive_job
     from psqlmessages.pipeline.offsets import Lag
@@ -216,11 +217,11 @@ def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     query = job.start(topics, checkpoint, context.trigger)
     lag = Lag(query, archive_job.READER, topics)
     try:
-        with job.stop_on_mark_change(query, topics) as is_changed:
+        with job.stop_on_mark_change(query, topics) as have_marks_changed:
             job_runner.follow(
                 query, context.record, lag, context.say, stop_seconds=get_settings().STOP_SECONDS
             )
-            return is_changed()
+            return have_marks_changed()
     finally:
         lag.close()
         if query.isActive:
@@ -236,7 +237,7 @@ def _wait_for_marks(context: pipeline.JobContext, job: ArchiveJob) -> bool:
         )
         context.record(job_runner.JobProgress(job_runner.STOPPED))
         return False
-    context.say("no topic is marked: waiting until one is")
+    context.say("no topic is marked: waiting for a mark")
     job.wait_for_marks(lambda: context.record(job_runner.JobProgress(job_runner.RUNNING)))
     return True
 

@@ -50,18 +50,18 @@ _MAX_COUNTED_BATCHES: Final = 1000
 class SparkExchangeState:
     """Definition and counters of one exchange, as the driver of the Spark job needs them.
 
-    Any thread may call `add_counts`, `element_count` and `lag`. One thread calls all other methods.
+    Any thread may call `add_counts`, `element_count` and `lag`. No other method is thread-safe.
     """
 
     def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
         self._name = name
         self._using = using
-        self._key: int | None = None
+        self._pk: int | None = None
         self._definition: tuple[DefinedExchange, datetime] | None = None
         self._compiled: CompiledExchange | None = None
-        self._running_keys: tuple[int, ...] = ()
+        self._running_pks: tuple[int, ...] = ()
         self._new_counts: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
-        self._elements: dict[int, int] = {}
+        self._element_counts: dict[int, int] = {}
         self._rules = MissingRuleCheck()
         # Check the rules at the start, after a refused call, and while rules are missing.
         self._may_lack_rules = True
@@ -71,16 +71,16 @@ class SparkExchangeState:
 
     def add_counts(self, batch_id: int, counts: Sequence[TaskCounts]) -> None:
         """Record the counts of a micro-batch."""
-        if len(self._elements) >= _MAX_COUNTED_BATCHES:
-            del self._elements[min(self._elements)]
-        self._elements[batch_id] = sum(
+        if len(self._element_counts) >= _MAX_COUNTED_BATCHES:
+            del self._element_counts[min(self._element_counts)]
+        self._element_counts[batch_id] = sum(
             each.number for each in counts if each.outcome in ELEMENT_OUTCOMES
         )
         self._new_counts.put(counts)
 
     def element_count(self, batch_id: int) -> int:
-        """Return how many elements a micro-batch has finished, with any outcome."""
-        return self._elements.get(batch_id, 0)
+        """Return how many elements a micro-batch has finished; 0 if this is unknown."""
+        return self._element_counts.get(batch_id, 0)
 
     # The definition
 
@@ -90,16 +90,17 @@ class SparkExchangeState:
         Raise Exchange.DoesNotExist if it was deleted.
         """
         row = repository.rows(self._using).get(name=self._name)
-        self._key = row.pk
+        self._pk = row.pk
         definition = (repository.to_definition(row), row.changed_at)
         if definition != self._definition:
             self._definition = definition
             self._compiled = self._compile(definition[0])
         exchange = self._compiled if row.is_running else None
-        self._running_keys = () if exchange is None else (row.pk,)
+        self._running_pks = () if exchange is None else (row.pk,)
         return exchange
 
     def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
+        """Compile a definition; if this fails, log the first error and return None."""
         queues = sorted(definition.queues, key=str)
         errors = [error for queue in queues if (error := namespace_error(queue.namespace))]
         try:
@@ -111,10 +112,10 @@ class SparkExchangeState:
         return None
 
     def lag(self) -> float | None:
-        """Return the seconds that the oldest available element has waited; 0 if there is none.
+        """Return for how many seconds the oldest available element has waited; 0 without elements.
 
-        Raise ServerUnreachable if the source's database is unreachable, and MessagesError if the
-        role may not read the table of elements, although it may take elements.
+        Returns None if the exchange cannot run. Raises ServerUnreachable if the source's database
+        is unreachable, and MessagesError if the role may not read the table of elements.
         """
         if self._compiled is None:
             return None
@@ -133,20 +134,20 @@ class SparkExchangeState:
 
     def write(self) -> None:
         """Write the counters and the heartbeat; log missing rules."""
-        if self._key is None:
+        if self._pk is None:
             return
-        counters = self.counter_store.of(self._key)
+        counters = self.counter_store.of(self._pk)
         for counts in self._take_new_counts():
             counts.add_to(counters)
             self._may_lack_rules = self._may_lack_rules or counts.may_lack_rules
         self.counter_store.mark_written(
-            self.counter_store.write(self.counter_store.list_rows(self._running_keys))
+            self.counter_store.write(self.counter_store.list_rows(self._running_pks))
         )
         may_lack_rules = self._may_lack_rules or self._rules.rules
         if may_lack_rules and self._definition is not None and self._rules.is_due:
             self._may_lack_rules = False
             self._rules.check(self._definition[0], self._using)
-            self.counter_store.missing_rules[self._key] = self._rules.describe()
+            self.counter_store.missing_rules[self._pk] = self._rules.describe()
 
     def _take_new_counts(self) -> Iterable[TaskCounts]:
         while True:
@@ -168,13 +169,13 @@ class DefinitionSync(Thread):
         name: str,
         state: SparkExchangeState,
         exchanges: SparkExchanges,
-        say: Callable[[str], object],
+        print_line: Callable[[str], object],
     ) -> None:
         super().__init__(name=f"exchange {name}")
-        self._name = one_line(name)
+        self._exchange_name = one_line(name)
         self._state = state
         self._exchanges = exchanges
-        self._print_line = say
+        self._print_line = print_line
         self._write_at = 0.0
         self._last_text = ""
         self._is_stopping = Event()
@@ -185,17 +186,17 @@ class DefinitionSync(Thread):
         exchange = self._state.read()
         self._exchanges.define([] if exchange is None else [exchange])
         if exchange is None:
-            self._say(f"{self._name} is stopped")
+            self._say(f"{self._exchange_name} is stopped")
         else:
-            self._say(f"running {self._name}; press Ctrl-C to stop")
+            self._say(f"running {self._exchange_name}; press Ctrl-C to stop")
 
     def run(self) -> None:
-        """Apply changes and write counters until `close`, or until the exchange is deleted."""
+        """Apply changes and write counters until `close`, an error, or the exchange's deletion."""
         try:
             while not self._is_stopping.wait(_SYNC_SECONDS):
                 self._sync()
         except Exchange.DoesNotExist:
-            self._say(f"{self._name} was deleted")
+            self._say(f"{self._exchange_name} was deleted")
             self._exchanges.stop()
         except BaseException as error:  # noqa: BLE001 - raised again by close()
             self._error = error
@@ -222,10 +223,10 @@ class DefinitionSync(Thread):
                 self._write_at = monotonic() + _WRITE_SECONDS
         except (OperationalError, InterfaceError) as error:
             connections.close_all()
-            self._say(f"could not read the definition: {error_line(error)}")
+            self._say(f"could not read the definition or write counters: {error_line(error)}")
 
     def _say(self, text: str) -> None:
-        """Print a line, unless it is the same as the last one."""
+        """Print a line, unless it equals the last printed line."""
         if text != self._last_text:
             self._last_text = text
             self._print_line(text)
@@ -262,7 +263,7 @@ def run(arguments: Namespace) -> int:
     if not Exchange.objects.using(arguments.database).filter(name=name).exists():
         return fail(f"there is no exchange {name}")
     with JobContext(f"exchange {name}", arguments) as context:
-        # The namespace default is Django's alias default, even if --database names another.
+        # The namespace "default" is Django's alias "default", even with another --database.
         os.environ["PSQLMESSAGES_DSN"] = direct_dsn(DEFAULT_DB_ALIAS)
         _follow(context)
     return 0

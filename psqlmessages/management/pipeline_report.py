@@ -91,9 +91,9 @@ def run(arguments: Namespace) -> int:
 def _read_statistics(arguments: Namespace, period: Period) -> ReportStatistics:
     """Read the statistics from the source that --of and --archive select."""
     if arguments.of != "messages" and not arguments.archive:
-        found = read_windows(period, arguments.topic, arguments.database)
-        if found is not None:
-            return found
+        statistics = read_windows(period, arguments.topic, arguments.database)
+        if statistics is not None:
+            return statistics
         if arguments.of == "traffic":
             raise ValueError("no traffic windows in this period: the job traffic has not run")
     return _count_messages(arguments, period)
@@ -109,7 +109,7 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
         from psqlmessages.pipeline.report import compute
 
         context.say("reading the messages with Spark")
-        computing = executor.submit(
+        future = executor.submit(
             compute.compute_statistics,
             context.spark,
             period,
@@ -119,20 +119,20 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
         while True:
             context.record(job_runner.JobProgress(job_runner.RUNNING))
             try:
-                found = computing.result(_HEARTBEAT_SECONDS)
+                statistics = future.result(_HEARTBEAT_SECONDS)
             except TimeoutError:
                 continue
             except (Py4JError, PySparkException) as error:
-                failed = job_runner.cause_line(error)
-                context.record(job_runner.JobProgress(job_runner.FAILED, error=failed))
-                raise job_runner.JobFailed(failed) from error
-            rows = found.total.count if found.total else 0
+                cause = job_runner.cause_line(error)
+                context.record(job_runner.JobProgress(job_runner.FAILED, error=cause))
+                raise job_runner.JobFailed(cause) from error
+            rows = statistics.total.count if statistics.total else 0
             context.record(job_runner.JobProgress(job_runner.STOPPED, rows=rows))
-            return found
+            return statistics
 
 
 def _write(file: Path, page: str) -> None:
-    """Write the page to a draft, and then rename it, so that the file is always complete."""
+    """Write the page to a draft and rename the draft, so that the file is always complete."""
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         draft.write_text(page, encoding="utf-8")
@@ -143,7 +143,7 @@ def _write(file: Path, page: str) -> None:
 
 # Statistics from traffic windows, and from the counters of exchanges
 
-# With more windows in the period, choose longer windows if there are any.
+# If a period has more windows than this, read longer windows if there are any.
 _MAX_WINDOWS: Final = 1600
 
 _COLUMNS: Final = """count, bytes, size_p50, size_p95, size_p99,
@@ -156,7 +156,7 @@ _WINDOWS: Final = f"""
     WHERE window_seconds = %(window)s AND starts_at >= %(begin)s AND starts_at < %(end)s
         AND (topic = ANY (%(names)s) OR topic ^@ ANY (%(prefixes)s))
 """  # noqa: S608 - only constants
-# The keys: '' for the total, and a, t or s followed by the start of a step, a topic or a sender.
+# Keys of the rows: '' (total), 'a' and the start of a step, 't' and a topic, 's' and a sender.
 _SUMS: Final = f"""
     WITH windows AS MATERIALIZED ({_WINDOWS}), chosen AS (
         SELECT '' AS key, {_COLUMNS} FROM windows
@@ -215,7 +215,7 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
 
 
 def _read_flows(using: str) -> list[ExchangeFlow]:
-    """Read the exchanges with their counters, which count since their creation."""
+    """Read the exchanges with their counters, which begin with the creation of each exchange."""
     outcomes: dict[int, Counter[str]] = defaultdict(Counter)
     copies: dict[int, Counter[int]] = defaultdict(Counter)
     for row in ExchangeCount.objects.using(using):
@@ -230,7 +230,6 @@ def _read_flows(using: str) -> list[ExchangeFlow]:
 
 
 def _describe_database(using: str) -> str:
-    """Return the name, host and version of the database."""
     connection = connections[using]
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_database(), current_setting('server_version')")
@@ -243,7 +242,10 @@ def _describe_database(using: str) -> str:
 
 
 def _choose_window_length(period: Period, using: str) -> int | None:
-    """Choose the shortest length whose windows cover the period and are not too many."""
+    """Choose the shortest length that covers the period with few enough windows, or the longest.
+
+    Returns None if the period has no windows.
+    """
     traffic = Traffic.objects.using(using).order_by()
     oldest: dict[int, float] = {}
     for window in Window.values:
@@ -254,7 +256,7 @@ def _choose_window_length(period: Period, using: str) -> int | None:
     if not oldest:
         return None
     earliest = min(oldest.values())
-    # A length covers the period if its data begin at most one window after the earliest data.
+    # A length covers the period if its data begin at most one window after those of all lengths.
     covering = [window for window, first in oldest.items() if first <= earliest + window]
     few_enough = [window for window in covering if period.seconds / window <= _MAX_WINDOWS]
     return min(few_enough) if few_enough else max(covering)

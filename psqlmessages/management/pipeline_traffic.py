@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import InterfaceError, OperationalError
 
+from psqlmessages import traffic_windows
 from psqlmessages.cli.output import CliCommand, positive, seconds
 from psqlmessages.conf import get_settings
-from psqlmessages.management.pipeline import JobContext, add_streaming
-from psqlmessages.traffic_windows import prune
+from psqlmessages.management.pipeline import JobContext, add_streaming_arguments
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.job_runner import JobProgress
@@ -39,8 +39,8 @@ def _configure(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default="600",
-        help="maximum duration of a transaction that publishes: messages of a longer one may be"
-        " left out, which the job reports (default: 600)",
+        help="maximum duration of a transaction that publishes; messages of longer transactions may"
+        " be left out, which the job reports (default: 600)",
     )
     parser.add_argument(
         "--rows",
@@ -54,7 +54,7 @@ def _configure(parser: ArgumentParser) -> None:
         help="if messages were removed before they were read, report this and continue, instead of"
         " failing",
     )
-    add_streaming(parser, CHECKPOINT)
+    add_streaming_arguments(parser, CHECKPOINT)
 
 
 def run(arguments: Namespace) -> int:
@@ -104,7 +104,7 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
             return
         pruned_at = monotonic()
         try:
-            prune(context.arguments.database)
+            traffic_windows.prune(context.arguments.database)
         except (OperationalError, InterfaceError) as error:
             context.say(f"could not remove old windows, will try again: {error}")
 
@@ -116,16 +116,16 @@ def _topic_names(arguments: Namespace) -> list[str]:
 
 
 def _print_topics(context: JobContext) -> None:
-    """Print the number of topics; raise, before Spark starts, if they may not be read."""
+    """Print the number of topics. Fails before Spark starts if a topic may not be read."""
     from psqlmessages.pipeline import offsets, traffic
     from psqlmessages.pipeline.database import Database
 
     arguments = context.arguments
     with closing(Database({})) as database:
-        found = offsets.read_watermarks(database, traffic.CLIENT, _topic_names(arguments)).topics
-    topics = f"{len(found):,} topic{'' if len(found) == 1 else 's'}"
-    context.say(f"reading {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
-    if not found:
+        topics = offsets.read_watermarks(database, traffic.CLIENT, _topic_names(arguments)).topics
+    number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
+    context.say(f"reading {number} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
+    if not topics:
         context.say(f"no rule lets {traffic.CLIENT} read any topic. Add {_RULE}")
 
 

@@ -21,13 +21,13 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency",
         type=positive,
-        help="number of messages handled at the same time (default: the setting"
-        " HANDLER_CONCURRENCY, else 1, which preserves their order)",
+        help="number of messages handled at the same time; 1 preserves their order (default: the"
+        " setting HANDLER_CONCURRENCY, which is 1 by default)",
     )
 
 
 def run(arguments: Namespace) -> int:
-    """Handle messages until SIGINT or SIGTERM, then finish the current ones."""
+    """Handle messages until SIGINT or SIGTERM, then finish the current messages."""
     ident = arguments.node
     handlers = registry.list_handlers(ident)
     if not handlers:
@@ -45,7 +45,7 @@ def run(arguments: Namespace) -> int:
         )
 
         def show_rate() -> None:
-            # An idle process prints nothing.
+            # If nothing was handled since the last call, print nothing.
             if progress.count != worker.counters.handled:
                 progress.count = worker.counters.handled
                 progress.show()
@@ -57,12 +57,12 @@ def run(arguments: Namespace) -> int:
             )
             start_history_writer()
             worker.run(show_rate)
-        progress.count = worker.counters.handled
         counters = worker.counters
+        progress.count = counters.handled
         progress.say(
-            f"stopped: {counters.failures:,} failures, {counters.given_up:,} given up,"
-            f" {counters.unhandled:,} without a handler, {counters.dropped:,} not begun,"
-            f" {counters.stuck:,} stuck"
+            f"stopped: {counters.failures:,} failed calls of handlers, {counters.dropped:,} not"
+            f" begun, {counters.stuck:,} stuck; {counters.given_up:,} messages given up,"
+            f" {counters.unhandled:,} without a handler"
         )
     return 0
 

@@ -1,4 +1,4 @@
-"""Changes of rules and web identities: the difference from a document, and how it is applied."""
+"""Changes of rules and web identities: compare them with a document, and apply the difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BATCH_SIZE = 1000
 
 @dataclass(frozen=True)
 class RuleDifference:
-    """The changes to apply, in this order: additions first, so that no node loses a right."""
+    """Changes in the order of their application. Additions come first, so no node loses a right."""
 
     rules_added: tuple[RuleEntry, ...] = ()
     rules_changed: tuple[tuple[RuleEntry, RuleEntry], ...] = ()
@@ -82,14 +82,14 @@ def read_current(using: str = DEFAULT_DB_ALIAS) -> Definitions:
 
 
 def fingerprint(definitions: Definitions) -> str:
-    """Return a hash of definitions."""
+    """Return a hash of definitions. It does not depend on the order of their entries."""
     return hashlib.sha256(json.dumps(definitions.as_json()).encode()).hexdigest()
 
 
 def difference(
-    current: Definitions, wanted: Definitions, *, replace: bool = False
+    current: Definitions, wanted: Definitions, *, is_replacing: bool = False
 ) -> RuleDifference:
-    """Return the changes from ``current`` to ``wanted``; only ``replace`` removes entries.
+    """Return the changes from ``current`` to ``wanted``; only ``is_replacing`` removes entries.
 
     A part that is None in ``wanted`` does not change.
     """
@@ -97,8 +97,8 @@ def difference(
     wanted_rules = {rule.key: rule for rule in wanted.rules or ()}
     current_identities = dict.fromkeys(current.web_identities or ())
     wanted_identities = dict.fromkeys(wanted.web_identities or ())
-    removes_rules = replace and wanted.rules is not None
-    removes_identities = replace and wanted.web_identities is not None
+    removes_rules = is_replacing and wanted.rules is not None
+    removes_identities = is_replacing and wanted.web_identities is not None
     return RuleDifference(
         tuple(rule for key, rule in wanted_rules.items() if key not in current_rules),
         tuple(
@@ -121,10 +121,10 @@ def difference(
 def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -> None:
     """Raise MalformedDefinitions if a web identity names an unknown user or group."""
     identities = wanted.web_identities or ()
-    users, groups = _find_pks(identities, using)
+    user_pks, group_pks = _find_pks(identities, using)
     errors = [
         f"There is no {kind} {name} for the ident {entry.ident}."
-        for kind, pks in (("user", users), ("group", groups))
+        for kind, pks in (("user", user_pks), ("group", group_pks))
         for entry in identities
         if (name := getattr(entry, kind)) not in pks
     ]
@@ -133,10 +133,10 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
 
 
 def apply(changes: RuleDifference, expected: str, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Apply changes in one transaction; raise DefinitionsChanged if they are outdated.
+    """Apply changes in one transaction.
 
-    ``expected`` is the fingerprint of the definitions from which the changes were computed. Raises
-    PostgreSQL's error if rules cannot be changed now.
+    Raises DefinitionsChanged unless the current definitions have the fingerprint ``expected``, and
+    Django's DatabaseError, for instance if another change of rules is not committed yet.
     """
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
@@ -163,14 +163,16 @@ def _apply_rules(changes: RuleDifference, using: str) -> None:
 
 def _apply_identities(changes: RuleDifference, using: str) -> None:
     identities = WebIdentity.objects.using(using)
-    users, groups = _find_pks([*changes.identities_added, *changes.identities_removed], using)
+    identity_entries = (*changes.identities_added, *changes.identities_removed)
+    user_pks, group_pks = _find_pks(identity_entries, using)
     added = [
-        WebIdentity(user_id=users[user], group_id=groups[group], ident=ident)
+        WebIdentity(user_id=user_pks[user], group_id=group_pks[group], ident=ident)
         for user, group, ident in changes.identities_added
     ]
     identities.bulk_create(added, _BATCH_SIZE)
     removed = {
-        (users[user], groups[group], ident) for user, group, ident in changes.identities_removed
+        (user_pks[user], group_pks[group], ident)
+        for user, group, ident in changes.identities_removed
     }
     existing = identities.values_list("pk", "user_id", "group_id", "ident") if removed else ()
     identities.filter(pk__in=[pk for pk, *key in existing if tuple(key) in removed]).delete()
@@ -179,12 +181,12 @@ def _apply_identities(changes: RuleDifference, using: str) -> None:
 def _find_pks(
     identities: Iterable[Identity], using: str
 ) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
-    """Return the primary keys of the users, and those of the groups, by name; None for None."""
-    model, users, groups = get_user_model(), set(), set()
+    """Return the primary keys of existing users by name, and of groups. None maps to None."""
+    model, names, group_names = get_user_model(), set(), set()
     for entry in identities:
-        users.add(entry.user)
-        groups.add(entry.group)
-    found = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": users})
-    group_pks = Group.objects.using(using).filter(name__in=groups).values_list("name", "pk")
-    user_pks = {user.get_username(): user.pk for user in found}
-    return {None: None, **user_pks}, {None: None, **dict(group_pks)}
+        names.add(entry.user)
+        group_names.add(entry.group)
+    users = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": names})
+    groups = Group.objects.using(using).filter(name__in=group_names).values_list("name", "pk")
+    user_pks = {user.get_username(): user.pk for user in users}
+    return {None: None, **user_pks}, {None: None, **dict(groups)}

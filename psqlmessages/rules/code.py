@@ -16,7 +16,7 @@ from psqlmessages.orm import resolve_alias
 DEFAULT_TIMEOUT = timedelta(minutes=1)
 MODES = {"Topic": ("W", "R", "RW", "O"), "Queue": ("W", "R", "RW", "A"), "Rpc": ("W",)}
 
-_APPLY = """
+_UPSERT = """
     INSERT INTO messages.auth AS a (role, ident, type, dest, mode, timeout)
     VALUES (coalesce(%s, session_user), %s, %s, %s, %s, %s)
     ON CONFLICT (ident, type, dest, role)
@@ -26,20 +26,20 @@ _APPLY = """
 _WHERE = "WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)"
 _REMOVE = f"DELETE FROM messages.auth {_WHERE}"  # noqa: S608
 _SET_MODE = f"UPDATE messages.auth SET mode = %s {_WHERE}"  # noqa: S608
-_MODE = f"SELECT mode FROM messages.auth {_WHERE} FOR UPDATE"  # noqa: S608
+_LOCK_AND_READ_MODE = f"SELECT mode FROM messages.auth {_WHERE} FOR UPDATE"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A permission of a node: for a topic, for a queue, or to call another node (``rpc``).
 
-    A name that ends in ``*`` is a pattern: it stands for all names that begin with it. ``mode`` is
-    "W" (send), "R" (receive), "RW", for a topic also "O" (observe), and for a queue also "A"
+    A name that ends in ``*`` is a pattern: it matches all names that begin with the rest. ``mode``
+    is "W" (send), "R" (receive), "RW", for a topic also "O" (observe), and for a queue also "A"
     (administer: RW, and change its settings or remove it). The default is "RW", for ``rpc`` "W".
-    ``role`` is the PostgreSQL role that may act as the node, by default the one as which Django
-    connects. ``timeout``, a timedelta or a number of seconds, is how long large bodies and
-    answers are stored. Raises ValueError if a mode does not fit, the timeout is not positive, or
-    not one destination is given.
+    ``role`` is the PostgreSQL role that may act as the node (default: the role of the Django
+    connection). ``timeout`` is how long large bodies and answers are stored: a timedelta or a
+    number of seconds. Raises ValueError unless exactly one of ``topic``, ``queue`` and ``rpc`` is
+    given, the mode is valid for it, and the timeout is positive.
     """
 
     node: str
@@ -53,13 +53,14 @@ class Rule:
     def __post_init__(self) -> None:
         given = [name for name in ("topic", "queue", "rpc") if getattr(self, name) is not None]
         if len(given) != 1:
-            found = " and ".join(given) or "none"
-            raise ValueError(f"a rule has exactly one of topic, queue and rpc: this has {found}")
+            names = " and ".join(given) or "none"
+            raise ValueError(f"a rule needs one of topic, queue and rpc, but this rule has {names}")
         if seconds_of(self.timeout, "timeout") <= 0:
             raise ValueError(f"the timeout of a rule must be positive, not {self.timeout!r}")
         if self.mode and self.mode not in MODES[self.type]:
             raise ValueError(
-                f"mode {self.mode!r}: for a {self.type} rule it is {' or '.join(MODES[self.type])}"
+                f"mode {self.mode!r} is not valid for a rule of type {self.type}: use"
+                f" {' or '.join(MODES[self.type])}"
             )
 
     @property
@@ -73,58 +74,58 @@ class Rule:
         return self.role, self.node, self.type, self.topic or self.queue or self.rpc or ""
 
     @property
-    def values(self) -> tuple[str, int]:
-        """Mode, and timeout in seconds."""
+    def mode_and_seconds(self) -> tuple[str, int]:
+        """The mode, or its default, and the timeout in whole seconds, rounded up."""
         mode = self.mode or ("W" if self.type == "Rpc" else "RW")
         return mode, math.ceil(seconds_of(self.timeout, "timeout"))
 
 
 def apply(rules: Iterable[Rule], *, using: str | None = None) -> int:
-    """Add rules, and set mode and timeout of existing ones; return how many rows changed.
+    """Add rules; if a rule exists, set its mode and timeout. Return how many rows changed.
 
-    Other rules stay. Safe to repeat: call it from a data migration or a ``post_migrate`` receiver.
+    All other rules stay. Safe to repeat, for instance in a ``post_migrate`` receiver.
     """
     with connections[resolve_alias(using)].cursor() as cursor:
-        return sum(_execute(cursor, _APPLY, (*rule.key, *rule.values)) for rule in rules)
+        return sum(_execute(cursor, _UPSERT, (*rule.key, *rule.mode_and_seconds)) for rule in rules)
 
 
 def remove(rules: Iterable[Rule], *, using: str | None = None) -> int:
-    """Remove rules with this role, node and destination; return their number."""
+    """Remove rules, whatever their modes and timeouts; return how many existed."""
     with connections[resolve_alias(using)].cursor() as cursor:
         return sum(_execute(cursor, _REMOVE, rule.key) for rule in rules)
 
 
 def allow(rule: Rule, *, using: str | None = None) -> str:
-    """Add the rule, or its mode to the mode of the existing rule; return the resulting mode.
+    """Add the rule; if it exists, add the mode and set the timeout. Return the resulting mode.
 
-    Raises ValueError for "O" together with another mode: they need rules with different names.
+    Raises ValueError if this would combine "O" with another mode, which needs two rules.
     """
     alias = resolve_alias(using)
     with transaction.atomic(alias), connections[alias].cursor() as cursor:
-        modes = {*_current_mode(cursor, rule), *rule.values[0]}
+        current, (added, seconds) = _lock_and_read_mode(cursor, rule), rule.mode_and_seconds
+        modes = {*current, *added}
         mode = "A" if "A" in modes else "".join(letter for letter in "RWO" if letter in modes)
         if mode not in MODES[rule.type]:
             raise ValueError(
-                f"{rule.node!r} has mode {''.join(sorted(modes - set(rule.values[0])))} for"
-                f" {rule.key[3]!r} already: O and other modes need rules with different names,"
-                " for instance a pattern"
+                f"{rule.node!r} has mode {current} for {rule.key[3]!r}, and a rule cannot combine O"
+                " with another mode: add a second rule with a pattern, or for a different node"
             )
-        _execute(cursor, _APPLY, (*rule.key, mode, rule.values[1]))
+        _execute(cursor, _UPSERT, (*rule.key, mode, seconds))
     return mode
 
 
 def deny(rule: Rule, *, using: str | None = None) -> str | None:
-    """Remove the rule's mode from the existing rule; return the remaining mode.
+    """Remove the mode of ``rule`` from the existing rule; return the remaining mode.
 
-    If none remains, remove the rule and return "". Return None if there is no rule. If A is
-    removed, R and W remain.
+    If no mode remains, remove the rule and return "". If there is no rule, return None. A rule of
+    mode A keeps RW without A, W without R, and R without W.
     """
     alias = resolve_alias(using)
     with transaction.atomic(alias), connections[alias].cursor() as cursor:
-        current = _current_mode(cursor, rule)
-        # A includes R and W. If any of these is removed, A does not remain.
+        current, (removed, _) = _lock_and_read_mode(cursor, rule), rule.mode_and_seconds
+        # A includes R and W. Removing any of the three removes A.
         modes = "RW" if current == "A" else current
-        remaining = "".join(letter for letter in modes if letter not in rule.values[0])
+        remaining = "".join(letter for letter in modes if letter not in removed)
         if remaining:
             _execute(cursor, _SET_MODE, (remaining, *rule.key))
         elif current:
@@ -132,13 +133,13 @@ def deny(rule: Rule, *, using: str | None = None) -> str | None:
     return remaining if current else None
 
 
-def _current_mode(cursor: CursorWrapper, rule: Rule) -> str:
-    cursor.execute(_MODE, rule.key)
+def _lock_and_read_mode(cursor: CursorWrapper, rule: Rule) -> str:
+    """Lock the existing rule; return its mode, or "" if there is no rule."""
+    cursor.execute(_LOCK_AND_READ_MODE, rule.key)
     row = cursor.fetchone()
     return row[0] if row else ""
 
 
-def _execute(cursor: CursorWrapper, statement: str, values: tuple[object, ...]) -> int:
-    """Run a statement; return the number of changed rows."""
-    cursor.execute(statement, values)
+def _execute(cursor: CursorWrapper, statement: str, parameters: tuple[object, ...]) -> int:
+    cursor.execute(statement, parameters)
     return cursor.rowcount

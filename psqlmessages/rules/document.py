@@ -24,14 +24,14 @@ MAX_SECONDS = 2**31 - 1
 
 
 class RuleError(NamedTuple):
-    """An error of an entry: its field, and a sentence."""
+    """An error of an entry: the field with the error, and a sentence."""
 
     field: str
     sentence: str
 
 
 class RuleEntry(NamedTuple):
-    """A rule, as ``messages.auth`` shows it."""
+    """A rule, with the columns of ``messages.auth``."""
 
     role: str
     ident: str
@@ -84,7 +84,7 @@ class RuleEntry(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """A web identity: a user, or a group if the user is None, and the ident that it may use."""
+    """An ident that a user or the users of a group may use; ``user`` or ``group`` is None."""
 
     user: str | None
     group: str | None
@@ -117,7 +117,7 @@ def _name_errors(field: str, name: str, maximum: int = NAME_CHARACTERS) -> Itera
 def _remarks_of_name(label: str, name: str) -> Iterator[str]:
     if "*" in name[:-1]:
         yield (
-            f"The * in the {label} {name} is not at the end, so it is an ordinary character, and"
+            f"The * in the {label} {name} is not at the end, so it is an ordinary character and"
             " matches only itself."
         )
     yield from _remarks_of_blanks(label, name)
@@ -137,13 +137,13 @@ _Entry = TypeVar("_Entry", RuleEntry, Identity)
 
 @dataclass(frozen=True)
 class Definitions:
-    """Rules and web identities; a part that is missing in a document is None."""
+    """Rules and web identities. If a document lacks a part, the part is None."""
 
     rules: tuple[RuleEntry, ...] | None = None
     web_identities: tuple[Identity, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object with sorted entries: equal definitions give equal objects."""
+        """Return a JSON object with sorted entries, so that equal rules give equal objects."""
         document: dict[str, Any] = {"version": VERSION}
         if self.rules is not None:
             document["rules"] = [rule._asdict() for rule in sorted(self.rules)]
@@ -154,7 +154,7 @@ class Definitions:
 
 
 class MalformedDefinitions(ValueError):
-    """A document cannot be read: ``errors`` has a sentence for each error."""
+    """A document is invalid, or names unknown users or groups. ``errors`` has sentences."""
 
     def __init__(self, errors: list[str]) -> None:
         super().__init__("\n".join(errors))
@@ -167,7 +167,7 @@ def write(definitions: Definitions) -> str:
 
 
 def read(text: bytes | str) -> Definitions:
-    """Parse a document; raise MalformedDefinitions with its errors."""
+    """Parse a document; raise MalformedDefinitions with its first 20 errors."""
     document = _parse_json(text)
     if not isinstance(document, dict):
         raise MalformedDefinitions(["The document is not a JSON object."])
@@ -180,7 +180,7 @@ def read(text: bytes | str) -> Definitions:
         for field in document
         if field not in ("version", "rules", "web_identities")
     ]
-    found = Definitions(
+    definitions = Definitions(
         _parse_part(document, "rules", _parse_rule, errors),
         _parse_part(document, "web_identities", _parse_identity, errors),
     )
@@ -189,7 +189,7 @@ def read(text: bytes | str) -> Definitions:
         raise MalformedDefinitions(
             errors[:_MAX_ERRORS] + ([f"And {more:,} more."] if more > 0 else [])
         )
-    return found
+    return definitions
 
 
 def _identity_sort_key(identity: Identity) -> tuple[str, str, str]:
@@ -209,32 +209,30 @@ def _parse_part(
     parse_entry: Callable[[dict[str, Any]], _Entry | list[str]],
     errors: list[str],
 ) -> tuple[_Entry, ...] | None:
-    """Parse one part of the document; append its errors to ``errors``.
-
-    ``parse_entry`` returns an entry, or the list of its errors.
-    """
+    """Parse one part of the document; append the errors of its entries to ``errors``."""
     if part not in document:
         return None
     if not isinstance(document[part], list):
         errors.append(f"{part} is not a list.")
         return None
     label = {"rules": "Rule", "web_identities": "Web identity"}[part]
-    found: dict[object, tuple[int, _Entry]] = {}
+    # For each key: the number of its first entry, and this entry.
+    entries: dict[object, tuple[int, _Entry]] = {}
     for number, given in enumerate(document[part], 1):
         entry = parse_entry(given) if isinstance(given, dict) else ["it is not a JSON object."]
         if isinstance(entry, list):
             errors += [f"{label} {number}, {error}" for error in entry]
             continue
         key = entry.key if isinstance(entry, RuleEntry) else entry
-        first, _ = found.setdefault(key, (number, entry))
+        first, _ = entries.setdefault(key, (number, entry))
         if first != number:
-            errors.append(f"{label} {number} is a duplicate: it has the same names as {first}.")
-    return tuple(entry for _, entry in found.values())
+            errors.append(f"{label} {number} has the same names as {label.lower()} {first}.")
+    return tuple(entry for _, entry in entries.values())
 
 
 def _parse_rule(given: dict[str, Any]) -> RuleEntry | list[str]:
-    texts = ("role", "ident", "type", "dest", "mode")
-    errors = list(_field_errors(given, RuleEntry._fields, texts))
+    text_fields = ("role", "ident", "type", "dest", "mode")
+    errors = list(_field_errors(given, RuleEntry._fields, text_fields))
     timeout = given.get("timeout")
     if "timeout" in given and type(timeout) is not int:
         errors.append(f"timeout: {timeout!r:.100} is not a whole number of seconds.")
@@ -246,25 +244,25 @@ def _parse_rule(given: dict[str, Any]) -> RuleEntry | list[str]:
 
 def _parse_identity(given: dict[str, Any]) -> Identity | list[str]:
     with_defaults: dict[str, Any] = {"user": None, "group": None, **given}
-    texts = [
+    text_fields = [
         field for field in Identity._fields if field == "ident" or with_defaults[field] is not None
     ]
-    if errors := list(_field_errors(with_defaults, Identity._fields, texts)):
+    if errors := list(_field_errors(with_defaults, Identity._fields, text_fields)):
         return errors
     identity = Identity(**with_defaults)
     return [f"{field}: {sentence}" for field, sentence in identity.errors()] or identity
 
 
 def _field_errors(
-    given: dict[str, Any], fields: tuple[str, ...], texts: tuple[str, ...] | list[str]
+    given: dict[str, Any], fields: tuple[str, ...], text_fields: tuple[str, ...] | list[str]
 ) -> Iterator[str]:
-    """Yield errors: a missing field, an unknown field, or one of ``texts`` that is not a string."""
+    """Yield errors: missing fields, unknown fields, and ``text_fields`` that are not strings."""
     for field in fields:
         if field not in given:
             yield f"{field}: it is missing."
     for field in given:
         if field not in fields:
             yield f"{field!r:.100}: unknown field; the fields are {', '.join(fields)}."
-    for field in texts:
+    for field in text_fields:
         if field in given and not isinstance(given[field], str):
             yield f"{field}: {given[field]!r:.100} is not a string."

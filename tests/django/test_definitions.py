@@ -24,20 +24,20 @@ def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys):
     steps = (
         ("allow shop W Topic NEWS", 0, "shop may W Topic NEWS", f"{Server.owner} W"),
         ("allow shop R topic NEWS", 0, "shop may RW Topic NEWS", f"{Server.owner} RW"),
-        ("allow shop O Topic NEWS", 1, "O and other modes need rules", f"{Server.owner} RW"),
+        ("allow shop O Topic NEWS", 1, "cannot combine O with another", f"{Server.owner} RW"),
         ("deny shop W Topic NEWS", 0, "shop may R Topic NEWS", f"{Server.owner} R"),
         ("deny shop R Topic NEWS --role user2", 1, "'shop' of role user2 has no rule", None),
         ("deny shop RW Topic NEWS", 0, "shop may nothing Topic NEWS", None),
         ("deny shop RW Topic NEWS", 1, "a pattern may allow it", None),
         ("allow shop.* W Rpc NEWS --role user2", 0, "shop.* may W Rpc NEWS", "user2 W"),
-        ("allow shop A Topic NEWS", 1, "mode 'A': for a Topic rule it is", None),
+        ("allow shop A Topic NEWS", 1, "mode 'A' is not valid for a rule of type Topic", None),
         ("allow shop R Queue NEWS", 0, "shop may R Queue NEWS", None),
         ("allow shop A Queue NEWS", 0, "shop may A Queue NEWS", None),
         ("deny shop A Queue NEWS", 0, "shop may RW Queue NEWS", None),
         ("allow shop A Queue NEWS", 0, "shop may A Queue NEWS", None),
         ("deny shop R Queue NEWS", 0, "shop may W Queue NEWS", None),
         ("deny shop W Queue NEWS", 0, "shop may nothing Queue NEWS", None),
-        ("allow shop R Rpc NEWS", 1, "mode 'R': for a Rpc rule it is W", "user2 W"),
+        ("allow shop R Rpc NEWS", 1, "mode 'R' is not valid for a rule of type Rpc", "user2 W"),
     )
     for words, code, said, left in steps:
         ended, out, err = called(capsys, *words.split())
@@ -62,10 +62,10 @@ def test_rules_in_code_are_applied_again_and_again(shop: World):
 
 
 WRONG = (
-    ({"topic": "A", "queue": "B"}, "exactly one of topic, queue and rpc: this has topic and queue"),
-    ({"mode": "W"}, "this has none"),
-    ({"rpc": "A", "mode": "RW"}, "mode 'RW': for a Rpc rule it is W"),
-    ({"queue": "A", "mode": "O"}, "mode 'O': for a Queue rule it is W or R or RW"),
+    ({"topic": "A", "queue": "B"}, "topic, queue and rpc, but this rule has topic and queue"),
+    ({"mode": "W"}, "this rule has none"),
+    ({"rpc": "A", "mode": "RW"}, "mode 'RW' is not valid for a rule of type Rpc: use W"),
+    ({"queue": "A", "mode": "O"}, "for a rule of type Queue: use W or R or RW or A"),
     ({"queue": "A", "timeout": 0}, "the timeout of a rule must be positive, not 0"),
 )
 
@@ -131,9 +131,7 @@ def test_invalid_documents_and_rules_are_refused_with_number_and_field():
         assert faults_of(RULE, {**RULE, **changed}) == [f"Rule 2, {fault}"]
     without = {name: value for name, value in RULE.items() if name != "mode"}
     assert faults_of(without) == ["Rule 1, mode: it is missing."]
-    assert faults_of(RULE, {**RULE, "mode": "W"}) == [
-        "Rule 2 is a duplicate: it has the same names as 1."
-    ]
+    assert faults_of(RULE, {**RULE, "mode": "W"}) == ["Rule 2 has the same names as rule 1."]
     for who in ({"group": "g"}, {"user": None}):
         assert faults_of(web_identities=[{**IDENTITY, **who}]) == [
             "Web identity 1, user: Name either a user or a group, not both."

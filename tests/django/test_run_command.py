@@ -184,5 +184,5 @@ def test_errors_are_reported_in_one_line(shop: World, capsys):
     done = manage(shop.server, "psqlmessages", "run", "worker")
     assert done.returncode == 1
     assert done.stderr.startswith("psqlmessages: 5: there are no permissions for ident worker")
-    with pytest.raises(CommandError, match="--concurrency: at least 1"):
+    with pytest.raises(CommandError, match="--concurrency: must be at least 1"):
         call_command("psqlmessages", "run", "worker", "--concurrency", "0")

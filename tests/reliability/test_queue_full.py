@@ -165,7 +165,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
             refused += is_refused(partial(send, call))
         half_done = world.owner.query(KEPT) - before
         found, blind = (
-            examined(doctor_checks.queue, address)
+            examined(doctor_checks.notification_queue, address)
             for address in (world.server.superuser_url, world.server.url())
         )
         # The fix that doctor prints ends the session that blocks the queue.
@@ -183,7 +183,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
     )  # fmt: skip
     assert (refused, half_done) == (2 * tries * len(CALLS), 0)
     world.close()
-    until(lambda: examined(doctor_checks.queue).state is FindingState.OK)
+    until(lambda: examined(doctor_checks.notification_queue).state is FindingState.OK)
 
 
 def test_pushes_and_reads_continue_without_waiting_readers(world: World, sender: Program):
@@ -365,7 +365,7 @@ def test_doctor_names_a_listener_that_does_not_read(world: World, examined: Call
             return filler.query(IS_FILLED) and filler.query(WAITS, "ClientWrite", pid)
 
         wait_until(is_stuck)
-        found = examined(doctor_checks.queue)
+        found = examined(doctor_checks.notification_queue)
     assert f"held back by pid {pid} (postgres, forgetful)" in found.found
     assert "has not read its notifications" in found.found
 

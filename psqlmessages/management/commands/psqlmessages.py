@@ -26,10 +26,10 @@ from psqlmessages.orm import direct_dsn, resolve_alias
 
 
 class Command(BaseCommand):
-    """Runs the commands with the address of a configured database."""
+    """Runs a command of psqlmessages on a database of DATABASES."""
 
     help = "Send, receive and watch messages."
-    # Checks of other apps import the pages of the project, which takes a second.
+    # The checks of other apps would import the project's URLs and views, which takes a second.
     requires_system_checks = (COMMAND_TAG,)
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -39,11 +39,11 @@ class Command(BaseCommand):
             choices=tuple(connections),
             help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
-        # These replace commands of the console script and do more, because they can use Django.
-        replaced = (database.PRUNE, doctor_rules.COMMAND)
-        names = {command.name for command in replaced}
-        plain = (command for command in COMMANDS if command.name not in names)
-        own = (
+        # These replace commands of the console script, and also use Django.
+        replacements = (database.PRUNE, doctor_rules.COMMAND)
+        names = {command.name for command in replacements}
+        unchanged = (command for command in COMMANDS if command.name not in names)
+        additional = (
             database.INSTALL,
             run.COMMAND,
             access.ALLOW,
@@ -53,10 +53,10 @@ class Command(BaseCommand):
             pipeline.COMMAND,
             access.TOKEN,
         )
-        add_commands(parser, (*plain, *replaced, *own))
+        add_commands(parser, (*unchanged, *replacements, *additional))
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Run the chosen command; exit with its code if it fails."""
+        """Run the chosen command; exit with its code unless this is 0."""
         try:
             options["database"] = resolve_alias(options["database"])
             arguments = Namespace(**options, dsn=direct_dsn(options["database"]))

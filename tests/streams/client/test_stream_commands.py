@@ -79,7 +79,7 @@ def test_ctrl_c_keeps_unprinted_messages(server: TestedServer, subscribed: World
     left = [int(body) for body in waiting(subscribed)]
     assert printed == list(range(len(printed)))
     assert left == list(range(left[0], left[0] + 1000))
-    if "are delivered again" in program.printed:
+    if "be delivered again" in program.printed:
         # The signal broke off a query, and the connection with it.
         assert left[0] <= len(printed)
     else:
