@@ -13,7 +13,8 @@ export function wasObserved(state, from, to) {
 }
 
 /**
- * The message counts of the last 10 minutes in buckets of 10 s; null for a bucket without observation.
+ * The message counts of the last 10 minutes in buckets of 10 s; null if a bucket without messages was not
+ * completely observed.
  *
  * @param {Map<number, number>} buckets message counts by bucket; empty buckets are missing
  * @param {number} now Unix time
