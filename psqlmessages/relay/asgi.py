@@ -95,7 +95,7 @@ async def _close_without_database(transport: Transport, receive: Any) -> None:
 
 
 def _bearer_token(scope: Any) -> str | None:
-    """Return the Bearer token of the Authorization header; None without such a header.
+    """Return the Bearer token of the Authorization header; None if there is no such token.
 
     Other schemes are ignored: browsers automatically send the Basic credentials of a proxy.
     """

@@ -37,10 +37,9 @@ _MAX_CACHED_TOPICS: Final = 1000
 class NodeEntry:
     """A node, its receiver, and the topics that the node has joined.
 
-    The first ``earlier_notifications`` notifications of the gateway came before the node was
-    claimed, so they are for an earlier node of this name. The keys of ``joined`` are pairs of an
-    SQL function and a topic. Each value is the number of notifications received until the answer of
-    this function: events among these may be older than the call.
+    The first ``earlier_notifications`` notifications of the gateway are for earlier nodes of this
+    name. ``joined``: for each SQL function and topic, how many notifications had been received with
+    the answer of the function. Events among these may be older than the call.
     """
 
     ident: str
@@ -267,10 +266,7 @@ class Dispatcher:
         self._has_task = False
 
     def _dispatch_slice(self) -> Continuation | None:
-        """Deliver notifications for 10 ms, or until one needs an answer of PostgreSQL.
-
-        Return what must be awaited before the next slice; None if the inbox is empty.
-        """
+        """Deliver notifications for 10 ms; return what to await next, None if none is left."""
         inbox, until = self._inbox, monotonic() + _SLICE_SECONDS
         while inbox:
             notification = inbox.popleft()

@@ -92,7 +92,7 @@ class Hub:
 
     @property
     def echo_seconds(self) -> float | None:
-        """Seconds that the last probe of the connection took; None if there was no probe yet."""
+        """Seconds that the last probe of the connection took; None if there was no probe."""
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property

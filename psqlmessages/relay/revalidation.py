@@ -163,8 +163,8 @@ class CredentialMonitor:
 def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
     """Check WebSockets with up to four queries; sessions outside the database need a load each."""
     now = datetime.now(UTC)
-    # Read the idents before the users. If a user is deleted in between, the WebSocket closes; after
-    # the other order, it would only lose its node.
+    # Read the idents before the users. If a user is deleted in between, the WebSocket closes. In
+    # the other order, the WebSocket would only lose its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     all_credentials = [credentials for _, credentials, _ in subjects]
     users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})

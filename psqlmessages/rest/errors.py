@@ -11,7 +11,7 @@ from psqlmessages.exceptions import MessagesError, NotificationQueueFull, NotIns
 # The header Retry-After of responses with status 503.
 RETRY_AFTER_SECONDS: Final = 2
 
-# The HTTP status of each error number of SQL functions (docs/reference/errors.md).
+# The HTTP status of each error number in docs/reference/errors.md; 503 for all other numbers.
 _STATUSES: Final = {
     **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),  # invalid argument
     **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),  # not authorized
@@ -58,12 +58,9 @@ class ServiceUnavailable(ApiError):
 
 
 def to_api_error(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
-    """Convert an error to an API error; None if the error is a bug of this server.
-
-    A MessagesError without a status of its own, or a timeout, becomes status 503.
-    """
+    """Convert an error to an API error; None if the error is a bug of this server."""
     if isinstance(error, NotInstalled):
-        return ApiError(404, "this namespace lacks the schema of psqlmessages: run migrate there")
+        return ApiError(404, "psqlmessages is missing or outdated in this namespace: run migrate")
     if isinstance(error, MessagesError) and (status := _STATUSES.get(error.number or 0)):
         return ApiError(status, error.text, error.number)
     if isinstance(error, MessagesError | TimeoutError):

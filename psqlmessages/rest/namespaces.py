@@ -21,7 +21,7 @@ from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, Pool
-from psqlmessages.rest.waiters import LeaseTerms, QueueWaiters, WaitingRequest
+from psqlmessages.rest.waiters import QueueWaiters, ReserveArguments, WaitingRequest
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
@@ -49,8 +49,7 @@ class RestDatabase:
     async def take(self, waiter: WaitingRequest) -> LeasedElement:
         """Wait for an element and reserve it; earlier requests for the queue come first.
 
-        Raises the error that ended the wait. If the caller is cancelled, an element that was
-        already reserved is released.
+        Raises the error that ended the wait. Cancelling releases an element already reserved.
         """
         self._add(waiter)
         timer = None
@@ -104,9 +103,11 @@ class RestDatabase:
 
     # Called by QueueWaiters
 
-    async def reserve(self, terms: LeaseTerms, queue: str, count: int) -> list[LeasedElement]:
-        """Reserve up to ``count`` elements on these terms."""
-        return await pool.reserve(self.pool, terms.ident, queue, count, terms.seconds)
+    async def reserve(
+        self, arguments: ReserveArguments, queue: str, count: int
+    ) -> list[LeasedElement]:
+        """Reserve up to ``count`` elements for waiters with these arguments."""
+        return await pool.reserve(self.pool, arguments.ident, queue, count, arguments.seconds)
 
     async def listen(self, ident: str, queue: str) -> QueueState:
         """Listen to a queue as a node, on the connection that all queues share."""

@@ -196,10 +196,7 @@ async def _call_with_lease(
     *options: Any,
     seconds: float = 1.0,
 ) -> dict[str, Any]:
-    """Renew a lease, and evaluate the SQL expression ``call``; raise 404 if the lease is invalid.
-
-    ``options``: the arguments of the expression between the node and the lease.
-    """
+    """Renew a lease, and evaluate the SQL expression ``call``; raise 404 for an invalid lease."""
     database, actor = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
     params = (actor, *options, lease) if "%s" in call else ()

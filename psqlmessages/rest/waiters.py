@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from psqlmessages.rest.namespaces import RestDatabase
 
 
-class LeaseTerms(NamedTuple):
-    """The node and the lease time of a reserve call, which serves only waiters with both equal."""
+class ReserveArguments(NamedTuple):
+    """The arguments of reserve: one call serves only waiters with equal arguments."""
 
     ident: str
     seconds: float
@@ -56,9 +56,9 @@ class WaitingRequest:
     )
 
     @property
-    def terms(self) -> LeaseTerms:
-        """The terms on which to reserve the element of this request."""
-        return LeaseTerms(self.ident, self.lease_seconds)
+    def reserve_arguments(self) -> ReserveArguments:
+        """The arguments of reserve for this request."""
+        return ReserveArguments(self.ident, self.lease_seconds)
 
     @property
     def is_waiting(self) -> bool:
@@ -178,9 +178,9 @@ class QueueWaiters:
         """Serve as many waiters as possible; return the seconds until the next poll."""
         await self._serve()
         # Waiters without waits_if_empty need an answer now, even if the first waiters, which have
-        # other terms, got nothing.
+        # other arguments, got nothing.
         while urgent := [waiter for waiter in self.list_waiting() if not waiter.waits_if_empty]:
-            await self._take(urgent[0].terms, 1)
+            await self._take(urgent[0].reserve_arguments, 1)
             await self._serve()
         self._unreachable_since = None
         if not self.list_waiting() or await self._listen_if_due() or self._state is None:
@@ -214,35 +214,32 @@ class QueueWaiters:
     async def _serve(self) -> None:
         """Reserve elements for the first waiters, until no element or no waiter is left."""
         while waiters := self.list_waiting():
-            terms, count = waiters[0].terms, 0
+            arguments, count = waiters[0].reserve_arguments, 0
             for waiter in waiters[:_MAX_RESERVED]:
-                if waiter.terms != terms:
+                if waiter.reserve_arguments != arguments:
                     break
                 count += 1
-            if await self._take(terms, count) < count:
+            if await self._take(arguments, count) < count:
                 return
 
-    async def _take(self, terms: LeaseTerms, count: int) -> int:
-        """Reserve up to ``count`` elements for waiters with these terms; return how many it got.
-
-        If the node may not take elements, fail its waiters and return ``count``.
-        """
+    async def _take(self, arguments: ReserveArguments, count: int) -> int:
+        """Reserve elements for waiters with these arguments; return how many were available."""
         waiters_before = self.list_waiting()
         try:
-            elements = await self._database.reserve(terms, self.queue, count)
+            elements = await self._database.reserve(arguments, self.queue, count)
         except ServerUnreachable:
             raise
         except MessagesError as error:
-            self._fail_ident(terms.ident, error)
-            # _serve continues with the waiters of other nodes.
+            self._fail_ident(arguments.ident, error)
+            # The queue may have elements: let _serve continue with the waiters of other nodes.
             return count
-        self._allowed_idents.add(terms.ident)
+        self._allowed_idents.add(arguments.ident)
         undelivered = list(elements)
         for waiter in self.list_waiting():
-            if undelivered and waiter.terms == terms:
+            if undelivered and waiter.reserve_arguments == arguments:
                 waiter.result.set_result(undelivered.pop(0))
         if undelivered:
-            self._database.release(terms.ident, undelivered)
+            self._database.release(arguments.ident, undelivered)
         if len(elements) < count:
             # The queue was empty, but possibly not for waiters that were added during the call.
             for waiter in waiters_before:

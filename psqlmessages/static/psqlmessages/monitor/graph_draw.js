@@ -171,8 +171,7 @@ function arrow(points, isNarrow) {
 /** The place of an edge's label: nearer to the queue, where edges are further apart. */
 function labelPlace(points, kind, isNarrow) {
   const [from, to] = kind === "take" ? points.slice(0, 2).reverse() : points.slice(-2);
-  // The parameter of a point on the Bézier curve, from 0 to 1.
-  const t = 0.64;
+  const t = 0.64; // the point of the Bézier curve, from 0 (from) to 1 (to)
   const bend = 3 * t * t - 2 * t * t * t;
   const mix = (a, b, share) => a + (b - a) * share;
   return isNarrow
