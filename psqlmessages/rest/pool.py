@@ -211,7 +211,7 @@ async def reserve(
 async def call_with_lease(
     pool: Pool, call: str, params: Sequence[Any], renewal: Sequence[Any]
 ) -> dict[str, Any] | None:
-    """Renew a lease, evaluate the SQL expression ``call`` if it is valid, and return the answer.
+    """Renew a lease; if it is valid, evaluate the SQL expression ``call`` and return its answer.
 
     ``renewal``: node, queue, seconds and the lease. None if the lease has ended, or is not one of
     this queue.
@@ -241,7 +241,7 @@ async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
 async def list_statuses(
     pool: Pool, ident: str, after: str, limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return up to ``limit`` queues that the node may use, and the next ``after``, or None."""
+    """Return up to ``limit`` queues that the node may use, and ``after`` for the next page."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
     queues = [_build_status(*row) for row in rows]
     return queues, rows[-1][0] if len(rows) == limit else None

@@ -111,7 +111,7 @@ _RETRY_SECONDS: Final = 0.5
 
 
 class QueueWaiters:
-    """The waiters of one queue. Calls ``on_no_waiters`` after the last one was removed.
+    """The waiters of one queue. Calls ``on_no_waiters`` after the last waiter was removed.
 
     ``_allowed_idents``: the nodes whose last call, reserve or queue_listen, was allowed.
     """
@@ -241,7 +241,7 @@ class QueueWaiters:
         if undelivered:
             self._database.release(arguments.ident, undelivered)
         if len(elements) < count:
-            # The queue was empty, but possibly not for waiters that were added during the call.
+            # The queue was empty. Waiters that were added during the call try again first.
             for waiter in waiters_before:
                 if not waiter.waits_if_empty and waiter.ident in self._allowed_idents:
                     waiter.time_out()
