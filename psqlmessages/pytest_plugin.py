@@ -20,7 +20,7 @@ def _close_sessions() -> Iterator[None]:
     # A WebSocket that a test opened has started the writer of the history. If no test opens one,
     # do not import the modules of the monitor.
     if writer := sys.modules.get("psqlmessages.monitor.minute_writer"):
-        writer.stop_writer()
+        writer.stop_history_writer()
 
 
 @pytest.fixture

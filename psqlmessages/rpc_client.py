@@ -28,15 +28,15 @@ _MIN_CONNECT_TIMEOUT = Options().probe_timeout
 class RpcClient:
     """A node that only makes calls, with its own thread and event loop.
 
-    The thread always reads notifications: a session that listens and does not read would fill the
-    notification queue of the server, and then no transaction with a notification could commit.
+    The thread always reads notifications. If a listening session did not read, the notification
+    queue of the server would fill up, and no transaction with a notification could commit.
     """
 
     def __init__(self, ident: str, dsn: str) -> None:
         self.ident = ident
         self._dsn = dsn
         self._node: AsyncNode | None = None
-        # Both are kept, as an event loop has only weak references to its tasks.
+        # Keep references to both tasks, because an event loop has only weak references.
         self._reading: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._open_lock = asyncio.Lock()
@@ -49,13 +49,13 @@ class RpcClient:
         )
         self._thread.start()
 
-    def submit(self, node: str, body: Any, timeout: Duration) -> Future[Any]:
-        """Start a call; the result of the future is the body of the answer."""
+    def submit(self, callee: str, body: Any, timeout: Duration) -> Future[Any]:
+        """Start a call of the node ``callee``; the future's result is the body of the answer."""
         # Without the lock, ``close`` could stop the loop now, and the future would never be done.
         with self._submit_lock:
             if self._is_closed:
                 raise NodeClosed(f"{self.ident} is closed")
-            return asyncio.run_coroutine_threadsafe(self._call(node, body, timeout), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._call(callee, body, timeout), self._loop)
 
     def close(self) -> None:
         """Deregister, disconnect and end the thread; pending calls raise NodeClosed."""
@@ -69,21 +69,21 @@ class RpcClient:
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _call(self, node: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
+    async def _call(self, callee: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
         connect_timeout = max(as_timedelta(timeout, "timeout"), _MIN_CONNECT_TIMEOUT)
         try:
-            own_node = await self._connect(connect_timeout.total_seconds())
+            node = await self._connect(connect_timeout.total_seconds())
             try:
-                return await own_node.call(node, body, timeout=timeout)
+                return await node.call(callee, body, timeout=timeout)
             except NotInitialized:
                 # A change of rules has ended the node, and the call did nothing.
-                self._forget(own_node)
-            own_node = await self._connect(connect_timeout.total_seconds())
-            return await own_node.call(node, body, timeout=timeout)
+                self._forget(node)
+            node = await self._connect(connect_timeout.total_seconds())
+            return await node.call(callee, body, timeout=timeout)
         except MessagesError as error:
-            # The next process has another ident: the rule must name them all.
+            # Each process has its own ident, so the rule to add needs a pattern.
             pattern = f"{self.ident.rpartition('.')[0]}.*"
-            error.caller = error.caller._replace(ident=pattern, type="Rpc", dest=node)
+            error.caller = error.caller._replace(ident=pattern, type="Rpc", dest=callee)
             raise
 
     async def _connect(self, seconds: float) -> AsyncNode:
@@ -129,20 +129,20 @@ class RpcClient:
 
 _clients: dict[tuple[str, str], RpcClient] = {}
 _lock = threading.Lock()
-# In a forked process, the clients of its parent. The parent uses their connections, so do not close
-# them, as garbage collection would.
+# In a forked process, the clients of the parent process. This list prevents their garbage
+# collection, which would close connections that the parent still uses.
 _inherited: list[RpcClient] = []
 # Set by psqlmessages.testing: the function that answers calls instead of a node.
 answer_in_tests: Callable[[str, Any], Any] | None = None
 
 
-def get_client(own_node: str, dsn: str) -> RpcClient:
-    """Return this process's RPC client of a calling node and a database; create it at first."""
+def get_client(base_ident: str, dsn: str) -> RpcClient:
+    """Return the RPC client of this process for a database; create it at the first call."""
     with _lock:
-        if (client := _clients.get((own_node, dsn))) is None:
-            # Every process needs its own ident; a rule names them all as "NODE.*".
-            ident = f"{own_node}.{os.getpid()}-{secrets.token_hex(4)}"
-            client = _clients[own_node, dsn] = RpcClient(ident, dsn)
+        if (client := _clients.get((base_ident, dsn))) is None:
+            # Each process needs its own ident; a rule for the pattern "NODE.*" allows all of them.
+            ident = f"{base_ident}.{os.getpid()}-{secrets.token_hex(4)}"
+            client = _clients[base_ident, dsn] = RpcClient(ident, dsn)
         return client
 
 

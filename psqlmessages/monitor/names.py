@@ -18,7 +18,7 @@ def ident_pattern() -> str:
 
 
 def new_ident() -> str:
-    """Generate an ident for the monitor's node in this process."""
+    """Generate a new ident that matches ``ident_pattern()``."""
     return f"{ident_pattern()[:-1]}{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -38,7 +38,7 @@ def object_url(kind: str, name: str) -> str:
     return f"{base}{quote(name)}/"
 
 
-class TopicConverter(StringConverter):
-    """The name of a topic or queue in a path; it may contain slashes and newlines."""
+class ObjectNameConverter(StringConverter):
+    """The name of a topic, queue, stream or node in a path; it may contain / and newlines."""
 
     regex = r"[\s\S]+"

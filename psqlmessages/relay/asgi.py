@@ -33,7 +33,7 @@ CONSUMERS: Final = {
 }
 
 # Starts the writer of the counts per minute. Only one process at a time writes.
-START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_writer"
+START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_history_writer"
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
