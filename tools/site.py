@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from psqlmessages.relay.protocol import OPERATIONS, REF_CHARACTERS, Field
+from psqlmessages.relay.protocol import MAX_REF_CHARACTERS, OPERATIONS, Field
 
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -60,7 +60,7 @@ def openapi() -> dict[str, Any]:
 
 def asyncapi() -> dict[str, Any]:
     """Return the AsyncAPI document of a node's WebSocket, generated from its operations."""
-    ref = {"type": ["string", "number"], "maxLength": REF_CHARACTERS}
+    ref = {"type": ["string", "number"], "maxLength": MAX_REF_CHARACTERS}
     answer = {"ref": ref, "Err": {"type": "string"}, "Errstr": {"type": "string"}}
     texts = ("Type", "Evt", "From", "To", "Ident", "Topic", "Token", "Enc", "Body", "Err", "Errstr")
     notification = {name: {"type": "string"} for name in texts} | {"Size": {"type": "integer"}}

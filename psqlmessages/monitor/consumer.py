@@ -71,7 +71,7 @@ class MonitorConsumer(Socket):
             case _:
                 self.close(MALFORMED, "malformed request")
 
-    async def on_closed(self, *, crashed: bool) -> None:
+    async def on_closed(self, *, has_crashed: bool) -> None:
         """Remove the viewer."""
         if self._viewer is not None:
             get_observer().remove(self._viewer)

@@ -166,7 +166,7 @@ class TopicCounter:
             return
         await self._hub.leave(self)
         self.ident = new_ident()
-        answer = await self._hub.init(self.ident, self, events=False, bodies=False)
+        answer = await self._hub.init(self.ident, self, wants_events=False, wants_bodies=False)
         if answer["Err"] == "0":
             answer = await self._hub.run(self.ident, self, "topic_observe", "*")
         if answer["Err"] == "0":

@@ -202,7 +202,7 @@ class Observer:
         await self._hub.leave(self)
         self._hub = self._find_hub()
         self.ident = new_ident()
-        answer = await self._hub.init(self.ident, self, bodies=False)
+        answer = await self._hub.init(self.ident, self, wants_bodies=False)
         if answer["Err"] == "0":
             answer = await self._hub.run(self.ident, self, "topic_observe", "*")
         now = time.time()

@@ -1,1 +1,1 @@
-"""The relay: WebSockets for application users, all of a process on one listening session."""
+"""The relay: WebSockets for application users. All of a process share one listening session."""

@@ -32,7 +32,7 @@ CONSUMERS: Final = {
     "ws/monitor/": "psqlmessages.monitor.consumer.MonitorConsumer",
 }
 
-# Counts per minute, in one of the processes that serve WebSockets.
+# Starts the writer of the counts per minute. Only one process at a time writes.
 START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_history_writer"
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -41,7 +41,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 def websocket_application() -> Application:
     """Make the ASGI application of all WebSockets: ws/node/ and ws/monitor/, below any prefix.
 
-    Only a ProtocolTypeRouter may wrap it: it needs the ``send`` that the server itself passes.
+    Only a ProtocolTypeRouter may wrap this application, which needs the server's own ``send``.
     """
     session_application = _with_origin_check(AuthMiddlewareStack(_router()))
     token_application = _with_token_check(_router("ws/node/"))
@@ -63,8 +63,8 @@ def websocket_application() -> Application:
 
 
 def _router(*paths: str) -> Application:
-    """Make a router of these paths, by default of all, to their consumers."""
-    # A proxy may forward a part of a site without removing its prefix.
+    """Make a router from the given paths, by default all of CONSUMERS, to their consumers."""
+    # A proxy may forward requests without removing the prefix of the site.
     routes = [
         re_path(f"^(?:.*/)?{path}$", _import_when_used(CONSUMERS[path]))
         for path in paths or CONSUMERS
@@ -73,7 +73,7 @@ def _router(*paths: str) -> Application:
 
 
 def _import_when_used(name: str) -> Application:
-    """Import a consumer at the first connection: only then are Django's models loaded."""
+    """Import a consumer at its first connection: by then, Django has loaded its models."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await import_string(name)()(scope, receive, send)
@@ -95,7 +95,7 @@ async def _close_without_database(transport: Transport, receive: Any) -> None:
 
 
 def _bearer_token(scope: Any) -> str | None:
-    """Read the Bearer token of the Authorization header; None if there is none.
+    """Return the Bearer token of the Authorization header; None if there is no such token.
 
     Other schemes are ignored: browsers automatically send the Basic credentials of a proxy.
     """
@@ -107,12 +107,12 @@ def _bearer_token(scope: Any) -> str | None:
 
 
 def _with_token_check(application: Application) -> Application:
-    """Wrap an application: authenticate by token. Browsers never add one: no origin check."""
+    """Authenticate by token, without an origin check: browsers never add a token to a request."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         claim = await in_thread(auth.read_token, _bearer_token(scope) or "")
         admission = (
-            {REFUSED_KEY: "the token is altered, has expired, or is one for REST"}
+            {REFUSED_KEY: "the token is altered, no longer valid, or one for REST"}
             if claim is None
             else {"user": claim.user, EXPIRY_KEY: claim.expires_at}
         )
@@ -128,7 +128,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def _with_origin_check(application: Application) -> Application:
-    """Wrap an application: refuse pages of other sites, with which browsers send our cookies."""
+    """Refuse pages of other sites, because browsers send our cookies with their requests too."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         admitted = application if has_allowed_origin(scope) else _refuse
@@ -157,14 +157,14 @@ def _parse_origin(text: str) -> Origin | None:
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         return None
-    has_more = parts.username or text.lower() != f"{parts.scheme}://{parts.netloc}".lower()
-    if port is None or not parts.hostname or has_more:
+    has_more_parts = parts.username or text.lower() != f"{parts.scheme}://{parts.netloc}".lower()
+    if port is None or not parts.hostname or has_more_parts:
         return None
     return parts.scheme, parts.hostname, port
 
 
 def _site_origin(scope: Any) -> str:
-    """Return the origin that this request was sent to; "" if ALLOWED_HOSTS lacks its host."""
+    """Return the origin that the request was sent to; "" if its host is invalid or not allowed."""
     request = ASGIRequest({**scope, "method": "GET"}, None)
     try:
         host = request.get_host()

@@ -1,4 +1,4 @@
-"""Authentication of WebSockets: signed tokens, sessions, web identities."""
+"""Authentication of WebSockets and REST calls: signed tokens, and web identities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.models import WebIdentity
 from psqlmessages.models.names import NAME_CHARACTERS, patterns
 
-# The purpose of node tokens; a token with another purpose is not valid here.
+# The purpose of tokens for WebSockets. A token is valid only for its own purpose.
 PURPOSE: Final = "psqlmessages.token"
 
 
@@ -31,8 +31,8 @@ class Claim(NamedTuple):
 def token_for(user: Any, lifetime: Duration, *, purpose: str = PURPOSE) -> str:
     """Issue a token that lets a program connect as a user: ``Authorization: Bearer …``.
 
-    It is valid until its lifetime ends or the user's password changes. Anyone who has the token can
-    act as the user, for this purpose only.
+    It becomes invalid after its lifetime, and if the user's password changes or the user is
+    deactivated or deleted. Anyone who has the token can act as the user, for this purpose only.
     """
     try:
         expires_at = datetime.now(UTC) + as_timedelta(lifetime, "lifetime")
@@ -51,7 +51,7 @@ def token_for(user: Any, lifetime: Duration, *, purpose: str = PURPOSE) -> str:
 
 
 def read_token(token: str, *, purpose: str = PURPOSE) -> Claim | None:
-    """Read a token; None if it is altered or expired, or the user is inactive or deleted."""
+    """Read a token; None if it is altered, has another purpose or is no longer valid."""
     try:
         content = signing.loads(token, salt=purpose)
         expires_at = datetime.fromtimestamp(content["expires"], tz=UTC)
@@ -70,8 +70,8 @@ def read_token(token: str, *, purpose: str = PURPOSE) -> Claim | None:
 
 
 def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
-    """Yield fingerprints of the user's password: by the current secret key, then by older ones."""
-    # Anyone who has a token can read its content, so it must not contain the session hash itself.
+    """Yield fingerprints of the user's password, made with the current and older secret keys."""
+    # Anyone who has a token can read its content, so the session hash itself must not be in it.
     for auth_hash in chain([user.get_session_auth_hash()], user.get_session_auth_fallback_hash()):
         yield hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
 
@@ -93,7 +93,7 @@ def may_act_as(user: Any, ident: str) -> bool:
 
 
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
-    """Map each user, a primary key, to the allowed names and patterns. One or two queries."""
+    """Return the allowed node names and patterns of each user (primary key). One or two queries."""
     idents: dict[Any, set[str]] = {user: set() for user in users}
     for field, rows in _identity_rows(users):
         for user, ident in rows.values_list(field, "ident"):
@@ -103,12 +103,12 @@ def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
 
 
 def matches_any(ident: str, allowed: Iterable[str]) -> bool:
-    """Return whether any of these names and patterns matches an ident."""
+    """Return whether an allowed name or pattern matches a node name."""
     return not set(patterns(ident)).isdisjoint(allowed)
 
 
 def _identity_rows(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the rows for users, then those for their groups, each with its path to the user."""
+    """Yield two pairs, for users and for their groups: the field with the user, and the rows."""
     yield "user", WebIdentity.objects.filter(user__in=users)
     try:
         has_groups = get_user_model()._meta.get_field("groups").related_query_name() == "user"

@@ -14,12 +14,12 @@ from psqlmessages.relay.auth import may_act_as
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import get_hub
 from psqlmessages.relay.hub_answers import UNREACHABLE_ANSWER, error_answer
-from psqlmessages.relay.protocol import Request, UnreadableFrame, format_answer, parse_frame
+from psqlmessages.relay.protocol import InvalidFrame, Request, format_answer, parse_frame
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
 
 _ALREADY_DONE: Final = {"Err": "0", "Already": 1}
-# Each function that leaves a topic, and the function that joined it.
+# Maps each function that leaves a topic to the function that joins a topic.
 _JOIN_FUNCTIONS: Final = {"topic_unlisten": "topic_listen", "topic_unnotify": "topic_notify"}
 
 
@@ -30,14 +30,14 @@ class NodeConsumer(Socket):
         self._topics: dict[str, set[str]] = {
             function: set() for function in _JOIN_FUNCTIONS.values()
         }
-        # The credential monitor ends a node between two operations, never during one.
+        # Held during an operation: the credential monitor must not end the node meanwhile.
         self._operation_lock = asyncio.Lock()
         self._was_hub_connected = False
 
     # Called by the hub
 
     def deliver(self, message: HubMessage) -> None:
-        """Send a message or event of this node; close the WebSocket if it reads too slowly."""
+        """Send a message or event to the client; close the WebSocket if the client is too slow."""
         header = message.header
         if header["Type"] == "Sys" and header.get("Ident") == self.ident:
             if header["Evt"] == "disconnect":
@@ -57,7 +57,7 @@ class NodeConsumer(Socket):
         """Execute one frame and answer it."""
         try:
             request = parse_frame(text)
-        except UnreadableFrame as error:
+        except InvalidFrame as error:
             self.put(format_answer(error.ref, error_answer(57, error.text)))
             return
         async with self._operation_lock:
@@ -102,7 +102,7 @@ class NodeConsumer(Socket):
         # Set before init, so that the credential monitor checks the node from the start.
         is_new = self.ident is None
         self.ident = ident
-        answer = await get_hub().init(ident, self, events=events)
+        answer = await get_hub().init(ident, self, wants_events=events)
         if answer["Err"] != "0" and is_new:
             self._forget_node()
         return answer
@@ -113,10 +113,10 @@ class NodeConsumer(Socket):
 
     # End
 
-    async def on_closed(self, *, crashed: bool) -> None:
+    async def on_closed(self, *, has_crashed: bool) -> None:
         """End the node, with the event ``disconnect`` or ``crash``."""
         if self.ident is not None:
-            await get_hub().leave(self, crashed=crashed)
+            await get_hub().leave(self, has_crashed=has_crashed)
 
     def on_ident_revoked(self, ident: str) -> None:
         """End a node that the user may no longer act as; the WebSocket stays open."""
@@ -124,7 +124,7 @@ class NodeConsumer(Socket):
 
     def on_unchecked(self) -> None:
         """Close the WebSocket, unless the hub is disconnected too and so delivers nothing."""
-        # Only at the second call in a row: right after an outage, the next check may succeed.
+        # Wait for a second call with a connected hub: right after an outage, a check may succeed.
         was_hub_connected, self._was_hub_connected = self._was_hub_connected, get_hub().is_connected
         if was_hub_connected and self._was_hub_connected:
             self.close(TRY_AGAIN_LATER, "permissions cannot be checked: try again later")
@@ -134,6 +134,6 @@ class NodeConsumer(Socket):
             if self.ident != ident:
                 return
             self._forget_node()
-            await get_hub().leave(self, crashed=False)
+            await get_hub().leave(self, has_crashed=False)
         event = HubMessage({"Type": "Sys", "Evt": "disconnect", "Ident": ident}, None, 0)
         self.put_frame(event.frame)

@@ -45,13 +45,13 @@ def write_directly(connection: Any, data: bytes) -> None:
 # Reading: a peer's bytes are processed in pieces, within a share of the event loop's time:
 # docs/adr/0020-each-peer-has-a-cpu-share.md
 
-# As empty frames, these take about 5 ms.
+# A piece of this size takes about 5 ms if it consists of empty frames.
 PIECE_BYTES: Final = 4 * 1024
 # After this time, other sockets have their turn before the next piece.
 TURN_SECONDS: Final = 0.002
-# Fraction of the loop's time that each peer may use: about fifty usual frames a second.
+# Fraction of the event loop's time that each peer may use: about fifty usual frames a second.
 OWN_SHARE: Final = 0.005
-# Fraction that all peers who use more may use together.
+# Fraction of the event loop's time that all throttled peers may use together.
 COMMON_SHARE: Final = 0.1
 # CPU time that a peer may use in a burst.
 BURST_SECONDS: Final = 0.05
@@ -71,7 +71,7 @@ class CpuShare:
         self.is_throttled = False
 
     def charge(self, seconds: float) -> float:
-        """Charge CPU time; return for how many seconds to throttle: more if many peers are."""
+        """Charge CPU time; return how long to throttle the peer: longer if others are throttled."""
         balance = self._bucket.refill() - seconds
         self._bucket.tokens = balance
         if balance >= 0:
@@ -84,7 +84,7 @@ class CpuShare:
         self.is_throttled = True
 
     def resume(self) -> None:
-        """End a pause: the debt is paid, but the pause earned no tokens."""
+        """End a pause, which has paid the debt but earns no tokens."""
         CpuShare._throttled_peers -= 1
         self.is_throttled = False
         tokens = max(0.0, self._bucket.tokens)
@@ -134,7 +134,7 @@ class ReadThrottle:
             self._on_throttled()
 
     def _limit_parts(self) -> None:
-        """Close if a message has more parts than it may have bytes: most of them are empty."""
+        """Close if a message has more parts than it may have bytes: most parts are empty."""
         protocol = self._protocol
         parts = getattr(protocol, "message_data", None)
         if parts and len(parts) > self._max_bytes and protocol.state == protocol.STATE_OPEN:
@@ -147,16 +147,16 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 TRANSPORT_KEY: Final = "psqlmessages.transport"
 # Time for the closing handshake: a slow reader must first read the buffered data.
 CLOSE_SECONDS: Final = 30
-# Maximum of a close reason (RFC 6455, 5.5).
-REASON_BYTES: Final = 123
+# Maximum length of a close reason (RFC 6455, 5.5).
+MAX_REASON_BYTES: Final = 123
 
 
 class Transport:
     """A WebSocket of a server whose ``send`` waits while the reader is slow."""
 
-    # The scheme of the request if the server leaves it out of the scope.
+    # The scheme of the request; "": the scheme in the scope.
     scheme = ""
-    # Whether write_frames() may be called; otherwise await send() for each frame.
+    # Whether write_frames() may be called now; otherwise await send() for each frame.
     is_writable = False
 
     def __init__(self, send: Send) -> None:
@@ -180,14 +180,14 @@ class Transport:
         await self._send_unless_closed({"type": "websocket.close", "code": code, "reason": reason})
 
     async def wait_until_writable(self) -> None:
-        """Wait until the server can take more."""
+        """Wait until the server can take more frames."""
 
     def pause_reading(self, *, is_paused: bool) -> None:
         """Stop reading frames from the peer, or continue."""
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the WebSocket has ended while bytes still wait for the peer to read them."""
+    def is_closed(self) -> bool:
+        """Whether the WebSocket is closed. The peer may not have read all buffered data yet."""
         return False
 
     def abort(self) -> None:
@@ -225,11 +225,11 @@ class DaphneTransport(Transport):
         self.scheme = "wss" if is_tls else "ws"
         # Daphne would pass a request body of any length to the WebSocket as frames.
         protocol.data = b""
-        # Before the handshake is answered, data would be buffered without limit.
+        # Do not read yet: before the handshake is answered, data is buffered without limit.
         self._pause_or_resume_reading()
 
     async def accept(self) -> None:
-        """Answer the handshake, and register for changes of the buffer's state."""
+        """Answer the handshake, and register as the producer that Twisted pauses and resumes."""
         await super().accept()
         self._pause_or_resume_reading()
         if self._is_open:
@@ -267,7 +267,7 @@ class DaphneTransport(Transport):
         """Close the WebSocket, with the reason, which Daphne itself omits."""
         if self._is_open:
             # Cut the reason at a character boundary.
-            text = reason.encode()[:REASON_BYTES].decode(errors="ignore")
+            text = reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
             self._protocol.sendCloseFrame(code=code, reasonUtf8=text.encode())
         # The peer's close frame must be read, even if the peer floods us.
         self.pause_reading(is_paused=False)
@@ -284,8 +284,8 @@ class DaphneTransport(Transport):
         self._pause_or_resume_reading()
 
     @property
-    def is_ending(self) -> bool:
-        """Whether the WebSocket has ended while bytes still wait for the peer to read them."""
+    def is_closed(self) -> bool:
+        """Whether the WebSocket is closed. The peer may not have read all buffered data yet."""
         return bool(self._protocol.state == self._protocol.STATE_CLOSED)
 
     def abort(self) -> None:
@@ -316,7 +316,7 @@ class DaphneTransport(Transport):
         may_read = self.is_accepted and not self._throttle.cpu_share.is_throttled
         if self._is_open:
             may_read = may_read and self.is_writable and not self._is_paused
-        if not self.is_ending:
+        if not self.is_closed:
             transport = self._protocol.transport
             if may_read:
                 transport.resumeProducing()

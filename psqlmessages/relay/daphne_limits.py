@@ -1,4 +1,4 @@
-"""Limits that Daphne lacks: a request's header, and the time for the process to end.
+"""Limits that Daphne lacks: of a request's header, and of the time for the process to end.
 
 Only a process that runs Daphne imports this module: it needs Twisted.
 """
@@ -33,7 +33,7 @@ def _limit_requests() -> None:
     LimitedChannel.header_seconds = get_settings().REQUEST_SECONDS
     for port in _reactor.getReaders():
         factory = getattr(port, "factory", None)
-        # With TLS, another factory wraps it.
+        # With TLS, another factory wraps the HTTP factory.
         factory = getattr(factory, "wrappedFactory", factory)
         if isinstance(factory, HTTPFactory):
             _limit_headers(factory)
@@ -52,14 +52,14 @@ def _limit_headers(factory: Any) -> None:
     factory.protocol = make_limited_protocol
 
 
-# Time for the client to read the answer, before unread data makes the system discard it.
+# Read on for this long before closing: if unread data is left, the client may lose the answer.
 _LINGER_SECONDS: Final = 2.0
 
 
 class LimitedChannel(HTTPChannel):
-    """An HTTP/1.1 connection that refuses a header that takes too long or is too large.
+    """An HTTP/1.1 connection with limits for the size of a header and the time to send it.
 
-    Twisted alone waits as long as a byte arrives every minute, and gives no reason.
+    Twisted itself waits as long as a byte arrives every minute, and gives no reason.
     """
 
     header_seconds: float
@@ -73,7 +73,7 @@ class LimitedChannel(HTTPChannel):
         super().connectionMade()
 
     def lineReceived(self, line: bytes) -> None:  # noqa: N802
-        """Handle a header line; the first line of another request starts its time limit."""
+        """Handle a header line; the first line of the next request starts a new time limit."""
         if self._deadline is None:
             self._start_deadline()
         self._header_bytes += len(line)
@@ -83,7 +83,7 @@ class LimitedChannel(HTTPChannel):
             super().lineReceived(line)
 
     def lineLengthExceeded(self, line: bytes) -> None:  # noqa: N802
-        """Refuse a line that is too long; it may not be complete."""
+        """Refuse a line that is too long, even before it is complete."""
         self._refuse_header()
 
     def allHeadersReceived(self) -> None:  # noqa: N802
@@ -97,7 +97,7 @@ class LimitedChannel(HTTPChannel):
         super().connectionLost(reason)
 
     def _refuse_header(self) -> None:
-        """Answer 431, read on without effect until the client has read it, and close."""
+        """Answer 431, ignore further data for two seconds, then close."""
         if self._is_refused:
             return
         self._is_refused = True

@@ -35,11 +35,11 @@ _MAX_CACHED_TOPICS: Final = 1000
 
 @dataclass(slots=True, eq=False)
 class NodeEntry:
-    """A node, its receiver, and the topics it has joined: pairs of an SQL function and a topic.
+    """A node, its receiver, and the topics that the node has joined.
 
-    ``earlier_notifications``: how many notifications the gateway had received before the node was
-    claimed. If they are addressed to this name, they are for an earlier node. ``joined`` has, for
-    each topic, how many it had received with the answer: events among them may be older than it.
+    The first ``earlier_notifications`` notifications of the gateway are for earlier nodes of this
+    name. ``joined``: for each SQL function and topic, how many notifications had been received with
+    the answer of the function. Events among these may be older than the call.
     """
 
     ident: str
@@ -57,8 +57,9 @@ class NodeRegistry:
     def __init__(self) -> None:
         self._entries: dict[str, NodeEntry] = {}
         self._event_nodes: set[str] = set()
-        # By id(receiver): receivers may not be hashable.
+        # The keys are id(receiver), because receivers may not be hashable.
         self._idents: dict[int, dict[str, None]] = {}
+        # The keys are pairs of an SQL function and a topic, then node names.
         self._members: dict[tuple[str, str], dict[str, NodeEntry]] = {}
         self._patterns: list[str] = []
         # A cache of receivers_for().
@@ -75,7 +76,7 @@ class NodeRegistry:
         return _distinct_receivers(self._entries.values())
 
     def entry(self, ident: str) -> NodeEntry | None:
-        """Return the entry of a node."""
+        """Return the entry of a node; None if no receiver has the node."""
         return self._entries.get(ident)
 
     def belongs_to(self, ident: str, receiver: Receiver) -> bool:
@@ -93,13 +94,13 @@ class NodeRegistry:
 
     @property
     def wants_events(self) -> bool:
-        """Whether any node wants events about others."""
+        """Whether any node wants events about other nodes."""
         return bool(self._event_nodes)
 
     def claim(
         self, ident: str, receiver: Receiver, earlier_notifications: int, *, wants_events: bool
     ) -> NodeEntry:
-        """Give a node to a receiver, unless another one has it; return the entry."""
+        """Give a node to a receiver, unless another receiver has the node; return its entry."""
         entry = self._entries.get(ident)
         if entry is None:
             entry = NodeEntry(ident, receiver, earlier_notifications, wants_events)
@@ -130,7 +131,7 @@ class NodeRegistry:
     def on_call_succeeded(
         self, ident: str, function: str, topic: str, received_count: int = 0
     ) -> None:
-        """Record a successful topic function, called by the node or by an administrator."""
+        """Record a successful call of a topic function, by the node or by an administrator."""
         if (entry := self._entries.get(ident)) is None:
             return
         if function in JOIN_CALLS:
@@ -141,7 +142,7 @@ class NodeRegistry:
             self._leave(entry, UNDOES[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
-        """List the nodes that get a topic's messages."""
+        """List the nodes that get a topic's messages; some may occur more than once."""
         nodes = list(self._members.get((LISTEN, topic), {}).values())
         for pattern in self._patterns:
             if matches(pattern, topic):
@@ -180,20 +181,20 @@ def _distinct_receivers(entries: Iterable[NodeEntry]) -> list[Receiver]:
     return list({id(entry.receiver): entry.receiver for entry in entries}.values())
 
 
-# How many nodes to try as the caller of "audience": one may have just been disconnected.
+# Try this many nodes as the caller of ``audience``: a node may have just been disconnected.
 _MAX_ASKING_NODES: Final = 3
-# For how many notifications in the inbox the recipients are looked up together.
+# Look up the recipients of up to this many events of the inbox together.
 _MAX_LOOKUPS: Final = 100
 _NOT_REGISTERED: Final = ("50", "53")
-# Upper limit of the time that other tasks of this event loop wait.
+# After this time, let other tasks of the event loop run.
 _SLICE_SECONDS: Final = 0.01
+# Try up to this many nodes, for up to this time, to fetch a body: a right may have just ended.
 _FETCH_SECONDS: Final = 10
-# How many nodes to try, one after the other, to fetch a body: rights may have just ended.
 _MAX_FETCHING_NODES: Final = 5
 _BODY_EXPIRED: Final = "12"
 
 Header = dict[str, Any]
-# To be called and awaited before the next notification is dispatched.
+# Call and await it before the next notification is dispatched.
 Continuation = Callable[[], Awaitable[None]]
 
 
@@ -215,9 +216,9 @@ class HubCounters:
 class Dispatcher:
     """Delivers one gateway's notifications to receivers, in order.
 
-    The gateway's session calls :meth:`dispatch` after each read. If PostgreSQL must be asked before
-    a notification can be delivered, a task delivers it and the following ones. ``on_disconnected``
-    is called for each node that an administrator has disconnected.
+    The gateway's session calls :meth:`dispatch` after each read. If delivering a notification needs
+    an answer of PostgreSQL, a task delivers this notification and the following ones.
+    ``on_disconnected`` is called for each node that an administrator has disconnected.
     """
 
     def __init__(
@@ -236,8 +237,9 @@ class Dispatcher:
         self._spawn = spawn
         self._has_task = False
         self._taken_count = 0
-        # Recipients of events that do not name them, by _subject(); up to this notification.
+        # The recipients of events without ``Nodes``. The keys are results of _subject().
         self._recipients: dict[tuple[str, str], frozenset[str]] = {}
+        # The number of the last notification to which these recipients apply.
         self._recipients_until = 0
         gateway.set_inbox_callback(self.dispatch)
 
@@ -247,7 +249,7 @@ class Dispatcher:
         return self._taken_count + len(self._inbox)
 
     def dispatch(self) -> None:
-        """Deliver what the gateway has received, or start a task that does."""
+        """Deliver the received notifications, unless a task does; start a task if necessary."""
         if not self._has_task and (continuation := self._dispatch_slice()) is not None:
             self._has_task = True
             self._spawn(self._continue(continuation))
@@ -264,7 +266,7 @@ class Dispatcher:
         self._has_task = False
 
     def _dispatch_slice(self) -> Continuation | None:
-        """Deliver notifications, for 10 ms or until one needs an answer of PostgreSQL."""
+        """Deliver notifications for 10 ms; return what to await next, None if none is left."""
         inbox, until = self._inbox, monotonic() + _SLICE_SECONDS
         while inbox:
             notification = inbox.popleft()
@@ -298,7 +300,7 @@ class Dispatcher:
         return (entry.receiver,) if entry is not None else ()
 
     def _current_entry(self, ident: str) -> NodeEntry | None:
-        """Return a node's entry, unless the notification is for an earlier node of this name."""
+        """Return a node's entry; None if the notification is for an earlier node of this name."""
         entry = self._registry.entry(ident)
         if entry is None or entry.earlier_notifications >= self._taken_count:
             return None
@@ -328,7 +330,7 @@ class Dispatcher:
     # Large bodies
 
     def _fetchers(self, header: Header) -> tuple[str, ...]:
-        """Return the nodes that may fetch the body of a message."""
+        """Return the names of up to five nodes that may fetch the body of a message."""
         if header["Type"] == TOPIC:
             nodes = self._registry.nodes_for(header["To"])
             idents = (node.ident for node in nodes if node.wants_bodies)
@@ -377,7 +379,7 @@ class Dispatcher:
             return None
         may_end = self._may_end_membership(header)
         if isinstance(idents := header.get("Nodes"), list) and not self._may_be_outdated(header):
-            # Nodes includes the node itself only if another one made the change.
+            # Nodes includes the node itself only if the node did not make the change itself.
             has_ended = may_end and header["Ident"] in idents
             self._deliver_event(header, idents, has_ended, received_at)
         elif may_end or self._registry.wants_events:
@@ -385,7 +387,7 @@ class Dispatcher:
         return None
 
     async def _ask_and_deliver(self, header: Header, received_at: float) -> None:
-        """Deliver an event without ``Nodes``: its recipients are too many for a notification."""
+        """Ask PostgreSQL for the recipients of an event and its effect here, then deliver it."""
         idents = await self._look_up_recipients(_subject(header))
         has_ended = self._may_end_membership(header) and await self._has_ended(header)
         others = idents - {header.get("Ident", "")}
@@ -416,7 +418,7 @@ class Dispatcher:
     async def _look_up_recipients(self, subject: tuple[str, str]) -> frozenset[str]:
         """Return the nodes that get events about a topic or node.
 
-        The recipients of the events in the inbox are looked up at the same time.
+        Also looks up the recipients of the next events in the inbox, at the same time.
         """
         if self._taken_count > self._recipients_until:
             waiting = [each.header for each in islice(self._inbox, _MAX_LOOKUPS)]
@@ -441,7 +443,7 @@ class Dispatcher:
         return frozenset()
 
     def _may_end_membership(self, header: Header) -> bool:
-        """Return whether an event may end one of our nodes, or its part in a topic."""
+        """Return whether an event may end one of our nodes, or its membership in a topic."""
         entry = self._current_entry(header.get("Ident", ""))
         event, topic = header["Evt"], header.get("Topic", "")
         return entry is not None and (
@@ -449,17 +451,16 @@ class Dispatcher:
         )
 
     def _may_be_outdated(self, header: Header) -> bool:
-        """Return whether an event about one of our nodes may be older than its part in a topic."""
+        """Return whether an event may be older than our node's present membership in the topic."""
         entry = self._current_entry(header.get("Ident", ""))
         join = (UNDOES.get(header["Evt"], ""), header.get("Topic", ""))
         return entry is not None and entry.joined.get(join, 0) >= self._taken_count
 
     async def _has_ended(self, header: Header) -> bool:
-        """Ask PostgreSQL whether the node is still registered, or still in the topic.
+        """Ask PostgreSQL whether the node's registration, or membership in the topic, has ended.
 
-        An event without ``Nodes`` may also report an earlier call of the node itself, and one that
-        arrived with the answer to a later call may be outdated. If the connection is lost during
-        the query, the reconnect reveals the state.
+        The event alone does not tell: it may report an earlier call of the node itself, or be older
+        than the node's last call. False if there is no answer: a reconnect reveals the state.
         """
         event, ident, topic = header["Evt"], header["Ident"], header.get("Topic", "")
         if event == "topic_unobserve":
@@ -484,6 +485,6 @@ class Dispatcher:
 
 
 def _subject(header: Header) -> tuple[str, str]:
-    """Return the topic of an event, else its node: the key of its recipients."""
+    """Return the field and name of an event's topic, or of its node if it has no topic."""
     field = "Topic" if "Topic" in header else "Ident"
     return field, header.get(field, "")

@@ -6,14 +6,14 @@ import json
 import struct
 from typing import Any, Final, Protocol
 
-# First byte of a complete, unmasked text message (RFC 6455, 5.2).
+# First byte of a text message in a single frame (RFC 6455, 5.2).
 _TEXT: Final = 0x81
 # Fields used only between PostgreSQL and the hub.
 _INTERNAL_FIELDS: Final = ("Dkey", "Nodes")
 
 
 class EncodedFrame:
-    """A text frame; ``data``: its bytes on a WebSocket without extensions."""
+    """A text frame. ``data``: the frame without extensions; ``size``: bytes of the text."""
 
     __slots__ = ("data", "size", "text")
 

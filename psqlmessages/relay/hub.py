@@ -38,12 +38,12 @@ OPTIONS: Final = Options(
     answer_timeout=timedelta(seconds=30),
     reconnect_wait=timedelta(seconds=3),
 )
-# After a failed attempt to connect, wait this long before the next: each may take seconds.
+# After a failed attempt to connect, refuse ``init`` for this long: an attempt may take seconds.
 _CONNECT_PAUSE_SECONDS: Final = 1.0
 # Attempts in a row to deregister a node, in case of a deadlock or a lock timeout.
 _DEREGISTER_ATTEMPTS: Final = 3
 # Interval of later attempts: the notification queue may stay full, or a topic locked. Until an
-# attempt succeeds, others see the node as connected.
+# attempt succeeds, other nodes see this node as connected.
 _RETRY_SECONDS: Final = 1.0
 # Failures after which a round of retries stops: long-held locks must not keep the session busy.
 _RETRY_FAILURES: Final = 10
@@ -54,7 +54,7 @@ class Hub:
 
     It connects at the first ``init`` and disconnects ``idle_timeout`` after the last node has left.
     Answers have the form of SQL's answers; without a connection to PostgreSQL the answer is error
-    59. A hub belongs to one event loop: :func:`get_hub` returns the one of the running loop.
+    59. A hub belongs to one event loop: :func:`get_hub` returns the hub of the running loop.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Hub:
         self._next_connect_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deregistrations: dict[str, asyncio.Task[Answer]] = {}
-        # The nodes to deregister again, each with the function that does it: deinit or crash.
+        # The nodes to deregister again, each with the function to call: deinit or crash.
         self._failed_deregistrations: dict[str, str] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -92,25 +92,30 @@ class Hub:
 
     @property
     def echo_seconds(self) -> float | None:
-        """How long the last probe of the hub's connection took, in seconds."""
+        """Seconds that the last probe of the connection took; None if there was no probe."""
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property
     def counters(self) -> HubCounters:
-        """The statistics since the hub was created."""
+        """Counters since the hub was created, and the present numbers of receivers and nodes."""
         registry = self._registry
         return replace(self._counters, receivers=len(registry.receivers), nodes=len(registry))
 
     # Calls of receivers
 
     async def init(
-        self, ident: str, receiver: Receiver, *, events: bool = True, bodies: bool = True
+        self,
+        ident: str,
+        receiver: Receiver,
+        *,
+        wants_events: bool = True,
+        wants_bodies: bool = True,
     ) -> Answer:
-        """Register a node for a receiver; error 8 if another receiver of this hub has it.
+        """Register a node for a receiver; error 8 if another receiver of this hub has the node.
 
-        Without ``events`` the node only gets events about what others did to it. Without ``bodies``
-        the hub fetches a large body only if another of its nodes receives it too; otherwise the
-        message has the body None.
+        Without ``wants_events`` the node gets no events about other nodes. Without ``wants_bodies``
+        a large message may have the body None: the hub fetches the body only if another node that
+        receives the message wants bodies.
         """
         # The deregistration of an earlier node of this name must not end the new one.
         while ident in self._deregistrations:
@@ -128,16 +133,16 @@ class Hub:
             log.warning("%s: cannot open a session: %s", self._name, error)
             return ABORTED_ANSWER
         entry = self._registry.claim(
-            ident, receiver, dispatcher.received_count, wants_events=events
+            ident, receiver, dispatcher.received_count, wants_events=wants_events
         )
         if entry.receiver is not receiver:
-            # As SQL answers for another session.
+            # The answer of SQL if another session has the node.
             return error_answer(8, f"Client {ident} already exists with pid {gateway.pid}")
-        entry.wants_bodies = bodies
+        entry.wants_bodies = wants_bodies
         # If the call is cancelled, the receiver keeps its claim, and leave() ends the node.
         answer = await call_as_answer(gateway, ident, "init")
-        is_ours = self._registry.entry(ident) is entry
-        if answer["Err"] != "0" and is_ours and not entry.is_registered:
+        is_current = self._registry.entry(ident) is entry
+        if answer["Err"] != "0" and is_current and not entry.is_registered:
             self._registry.release(ident)
             self._disconnect_when_idle()
         return answer
@@ -151,18 +156,18 @@ class Hub:
         return await call_as_answer(self._gateway, ident, function, *arguments)
 
     async def deinit(self, ident: str, receiver: Receiver) -> Answer:
-        """Deregister a node of a receiver; Already: 1 if it did not belong to this receiver."""
+        """Deregister a node of a receiver; Already: 1 if the node is not one of this receiver."""
         if self._gateway is None or not self._registry.belongs_to(ident, receiver):
             return {"Err": "0", "Already": 1}
         return await asyncio.shield(self._start_deregistration(ident, "deinit"))
 
-    async def leave(self, receiver: Receiver, *, crashed: bool = False) -> None:
+    async def leave(self, receiver: Receiver, *, has_crashed: bool = False) -> None:
         """Deregister all nodes of a receiver, which gets no more messages.
 
-        Other nodes get a ``disconnect`` event for each, or a ``crash``. The work continues if the
-        caller is cancelled.
+        For each of these nodes, other nodes get the event ``disconnect``, or with ``has_crashed``
+        the event ``crash``. The work continues if the caller is cancelled.
         """
-        function = "crash" if crashed else "deinit"
+        function = "crash" if has_crashed else "deinit"
         idents = self._registry.idents_of(receiver)
         deregistrations = [self._start_deregistration(ident, function) for ident in idents]
         await asyncio.shield(asyncio.gather(*deregistrations))
@@ -203,7 +208,7 @@ class Hub:
             return gateway, dispatcher
 
     async def _close_at_end(self, gateway: Gateway) -> None:
-        """Close a gateway when the event loop ends, which cancels every task."""
+        """Close a gateway also if the event loop ends, which cancels every task."""
         try:
             await gateway.wait_closed()
         finally:
@@ -214,7 +219,7 @@ class Hub:
         if self._registry or self._gateway is None:
             return
         if self._idle_timer is not None:
-            # Started when there were no nodes before.
+            # Started when the hub had no nodes at an earlier time.
             self._idle_timer.cancel()
         self._idle_timer = asyncio.get_running_loop().call_later(
             self._idle_timeout.total_seconds(), lambda: self._spawn(self._disconnect(if_idle=True))
@@ -245,7 +250,7 @@ class Hub:
         """Take a node from its receiver immediately, and start to deregister it."""
         self._registry.release(ident)
         if self._gateway is not None:
-            # Otherwise a reconnect would register it again.
+            # Otherwise a reconnect would register the node again.
             self._gateway.forget(ident)
         task = self._spawn(self._deregister(ident, function, can_wait))
         self._deregistrations[ident] = task
@@ -271,7 +276,7 @@ class Hub:
         return answer
 
     def _retry_later(self) -> None:
-        """Start the timer of the next attempts; the end of the session ends the nodes too."""
+        """Start the timer of the next attempts, unless it is already running."""
         if self._retry_timer is None:
             self._retry_timer = asyncio.get_running_loop().call_later(
                 _RETRY_SECONDS, lambda: self._spawn(self._retry_deregistrations())
@@ -317,7 +322,7 @@ def get_hub() -> Hub:
     """Return the hub of the running event loop in this process."""
     loop = asyncio.get_running_loop()
     if (hub := _hubs.get(loop)) is None:
-        # An open hub has tasks, which refer to its event loop: delete those of closed loops.
+        # Delete the hubs of closed loops: the tasks of an open hub keep its loop in memory.
         for closed_loop in [other for other in _hubs if other.is_closed()]:
             del _hubs[closed_loop]
         node = get_settings().NODE

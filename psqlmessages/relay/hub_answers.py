@@ -20,7 +20,7 @@ from psqlmessages.retry import RateLimitedLogger
 
 # Error numbers of calls that PostgreSQL aborted: they had no effect.
 ABORTED: Final = ("56", "58")
-# As above, or there was no connection.
+# Error numbers of calls that were aborted, or had no connection.
 UNANSWERED: Final = (*ABORTED, "59")
 
 
@@ -29,9 +29,9 @@ def error_answer(number: int, text: str) -> Answer:
     return {"Err": str(number), "Errstr": text}
 
 
-# Only the log has the reason.
-ABORTED_ANSWER: Final = error_answer(56, "the request failed")
 UNREACHABLE_ANSWER: Final = error_answer(59, "the relay has no connection to PostgreSQL")
+# Only the log has PostgreSQL's reason.
+ABORTED_ANSWER: Final = error_answer(56, "the request failed")
 
 logger: Final = logging.getLogger("psqlmessages")
 log: Final = RateLimitedLogger(logger)
@@ -45,7 +45,7 @@ async def call_as_answer(
 ) -> Answer:
     """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59.
 
-    Without ``can_wait`` the call does not wait for locks of other sessions.
+    Without ``can_wait`` the call waits at most 1 ms for locks of other sessions.
     """
     try:
         return await gateway.run(ident, function, *arguments, can_wait=can_wait)
@@ -59,5 +59,5 @@ async def call_as_answer(
             )
         return ABORTED_ANSWER
     except ValueError as error:
-        # PostgreSQL cannot store a value.
+        # PostgreSQL cannot store an argument.
         return error_answer(57, f"malformed frame: {error}")

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, Final
 
 from psqlmessages.exceptions import MalformedFrame
 from psqlmessages.wire import MalformedText, describe_unstorable, parse_strict_json
 
-# Chosen by the client; the answer to a request repeats it.
+# The client chooses the ref of a request, and the answer repeats it.
 Ref = str | int | float | None
 Argument = str | bool | None
 
-REF_CHARACTERS: Final = 100
-_ERROR_CHARACTERS: Final = 100
+MAX_REF_CHARACTERS: Final = 100
+_MAX_VALUE_CHARACTERS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of an operation; an optional field has the value ``default`` if it is absent."""
+    """A field of an operation. ``default``: the value of an optional field, missing or null."""
 
     type: type[str] | type[bool] = str
     is_required: bool = True
@@ -31,7 +30,7 @@ _TEXT = Field()
 _OPTIONAL_TEXT = Field(is_required=False)
 _TOPIC = {"topic": _TEXT}
 
-# The fields of each operation, in the order of the arguments of the SQL function of that name.
+# The fields of each operation. Except those of init, they are SQL's arguments, in this order.
 OPERATIONS: Final[dict[str, dict[str, Field]]] = {
     "init": {"ident": _TEXT, "events": Field(bool, is_required=False, default=True)},
     "deinit": {},
@@ -57,8 +56,8 @@ class Request:
     arguments: dict[str, Argument]
 
 
-class UnreadableFrame(MalformedFrame):
-    """A frame that is not a valid request; ``ref`` is None if unreadable."""
+class InvalidFrame(MalformedFrame):
+    """A frame is not a valid request. ``ref`` is None if it is missing or invalid."""
 
     def __init__(self, reason: str, ref: Ref = None) -> None:
         super().__init__(f"malformed frame: {reason}")
@@ -66,23 +65,23 @@ class UnreadableFrame(MalformedFrame):
 
 
 def parse_frame(text: str) -> Request:
-    """Parse a frame; raise UnreadableFrame, with the reason and the offending value."""
+    """Parse a frame; raise InvalidFrame with the reason if it is not a valid request."""
     try:
         fields = parse_strict_json(text)
     except MalformedText as error:
-        raise UnreadableFrame(str(error)) from None
+        raise InvalidFrame(str(error)) from None
     if not isinstance(fields, dict):
-        raise UnreadableFrame(f"{_format_value(fields)} is not a JSON object")
+        raise InvalidFrame(f"{_describe(fields)} is not a JSON object")
     ref = _take_ref(fields)
     op = fields.pop("op", None)
     allowed = OPERATIONS.get(op) if isinstance(op, str) else None
     if allowed is None:
-        raise UnreadableFrame(f"unknown op {_format_value(op)}", ref)
+        raise InvalidFrame(f"unknown op {_describe(op)}", ref)
     if unknown := [name for name in fields if name not in allowed]:
-        raise UnreadableFrame(f"{op} has no field {_format_value(unknown[0])}", ref)
+        raise InvalidFrame(f"{op} has no field {_describe(unknown[0])}", ref)
     try:
         arguments = {name: _parse_argument(name, allowed[name], fields) for name in allowed}
-    except UnreadableFrame as error:
+    except InvalidFrame as error:
         error.ref = ref
         raise
     return Request(op, ref, arguments)
@@ -96,20 +95,19 @@ def format_answer(ref: Ref, content: dict[str, Any]) -> str:
 
 
 def _take_ref(fields: dict[str, Any]) -> Ref:
-    """Remove the ref from the fields and check it."""
+    """Remove the ref from the fields, check it and return it; None without a ref."""
     if "ref" not in fields:
         return None
     ref: str | int | float = fields.pop("ref")
     if isinstance(ref, str):
         _check_text("ref", ref)
-        is_short = len(ref) <= REF_CHARACTERS
-    elif type(ref) in (int, float):
-        # Python parses 1e999 as infinity, which JSON cannot represent.
-        is_short = math.isfinite(ref) and abs(ref) < 10**REF_CHARACTERS
-    else:
-        raise UnreadableFrame(f"ref is {_format_value(ref)}, neither text nor a number")
-    if not is_short:
-        raise UnreadableFrame(f"ref is longer than {REF_CHARACTERS} characters")
+        if len(ref) > MAX_REF_CHARACTERS:
+            raise InvalidFrame(f"ref is longer than {MAX_REF_CHARACTERS} characters")
+    elif type(ref) not in (int, float):
+        raise InvalidFrame(f"ref is {_describe(ref)}, neither text nor a number")
+    # Python parses 1e999 as infinity, which JSON cannot represent.
+    elif abs(ref) >= 10**MAX_REF_CHARACTERS:
+        raise InvalidFrame(f"ref is not between -1e{MAX_REF_CHARACTERS} and 1e{MAX_REF_CHARACTERS}")
     return ref
 
 
@@ -118,24 +116,24 @@ def _parse_argument(name: str, field: Field, fields: dict[str, Any]) -> Argument
     if value is None and not field.is_required:
         return field.default
     if name not in fields:
-        raise UnreadableFrame(f"the field {name} is missing")
+        raise InvalidFrame(f"the field {name} is missing")
     if type(value) is not field.type:
         expected = "text" if field.type is str else "true or false"
-        raise UnreadableFrame(f"{name} is {_format_value(value)}, not {expected}")
+        raise InvalidFrame(f"{name} is {_describe(value)}, not {expected}")
     if isinstance(value, str):
         _check_text(name, value)
     return value
 
 
 def _check_text(name: str, text: str) -> None:
-    if part := describe_unstorable(text):
-        raise UnreadableFrame(f"{name} has {part}")
+    if character := describe_unstorable(text):
+        raise InvalidFrame(f"{name} has {character}")
 
 
-def _format_value(value: Any) -> str:
-    """Format a value of the frame for an error: as JSON, in ASCII, truncated if it is long."""
+def _describe(value: Any) -> str:
+    """Describe a value in an error: as ASCII JSON, truncated; for objects and arrays, the kind."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an array"
     if isinstance(value, str):
-        value = value[:_ERROR_CHARACTERS]
-    return json.dumps(value)[:_ERROR_CHARACTERS]
+        value = value[:_MAX_VALUE_CHARACTERS]
+    return json.dumps(value)[:_MAX_VALUE_CHARACTERS]

@@ -47,26 +47,26 @@ class Credentials:
 
 
 class MonitoredSocket:
-    """A WebSocket, or a similar connection, whose user is checked while it is open."""
+    """A WebSocket, or a waiting REST request, whose user is checked while it is open."""
 
     credentials: Credentials
     ident: str | None = None
 
     def permits(self, user: Any) -> bool:
-        """Return whether the user, freshly loaded, may still use it; called in a thread."""
+        """Return whether the user, just loaded, may still use the WebSocket; runs in a thread."""
         return True
 
     def on_access_revoked(self, reason: str) -> None:
-        """Close it: the user has lost access."""
+        """Close the WebSocket: the user has lost access."""
 
     def on_ident_revoked(self, ident: str) -> None:
         """End a node that the user may no longer act as."""
 
     def on_unchecked(self) -> None:
-        """Close, or send nothing: the user could not be checked for MAX_UNCHECKED_SECONDS."""
+        """Close, or stop sending: the user could not be checked for MAX_UNCHECKED_SECONDS."""
 
     def abort_if_stuck(self) -> None:
-        """Abort a connection that has ended while its peer does not read the buffered data."""
+        """Abort the connection of a closed WebSocket whose peer does not read the buffered data."""
 
 
 # A WebSocket, and its credentials and node when the check began: both may change meanwhile.
@@ -77,8 +77,8 @@ Subject = tuple[MonitoredSocket, Credentials, str | None]
 class RevalidationResult:
     """Result of the check of one WebSocket; without any field set, nothing has changed.
 
-    ``reason``: why it must close. ``is_ident_revoked``: only its node must end. ``error``: why it
-    could not be checked, for example because the project's own permission backend is unavailable.
+    ``reason``: why the WebSocket must close. ``is_ident_revoked``: only its node must end.
+    ``error``: why the check failed, for example an unavailable permission backend of the project.
     """
 
     reason: str = ""
@@ -129,7 +129,7 @@ class CredentialMonitor:
         await in_thread(connections.close_all)
 
     async def _wait_for_check(self) -> None:
-        """Wait up to MAX_UNCHECKED_SECONDS for a check; if it is slower, the next call waits on."""
+        """Wait up to MAX_UNCHECKED_SECONDS for a check; the next call waits for a slower check."""
         if self._check is None:
             self._check = asyncio.create_task(self.check_now(), name="psqlmessages check")
         await asyncio.wait({self._check}, timeout=MAX_UNCHECKED_SECONDS)
@@ -161,10 +161,10 @@ class CredentialMonitor:
 
 
 def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
-    """Check WebSockets with four queries; with sessions outside the database, one load each."""
+    """Check WebSockets with up to four queries; sessions outside the database need a load each."""
     now = datetime.now(UTC)
-    # Read before the users: if a user is deleted in between, the WebSocket must close with that
-    # reason, instead of only losing its node.
+    # Read the idents before the users. If a user is deleted in between, the WebSocket closes. In
+    # the other order, the WebSocket would only lose its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     all_credentials = [credentials for _, credentials, _ in subjects]
     users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
@@ -217,9 +217,8 @@ _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = Wea
 
 def get_credential_monitor() -> CredentialMonitor:
     """Return the credential monitor of the running event loop."""
-    # atexit calls the last registered function first. So _stop_monitors, registered after
-    # close_hubs, runs before it. This matters because close_hubs runs the event loop, and by then
-    # Python has stopped the thread of the checks.
+    # Stop the checks before close_hubs runs the event loop: Python has stopped their thread by
+    # then. atexit calls the last registered function first, and close_hubs is already registered.
     _stop_monitors_at_exit()
     return _monitors.setdefault(asyncio.get_running_loop(), CredentialMonitor())
 
@@ -248,12 +247,12 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.wrap_future(future)
 
 
-# The time at which each call was submitted, the oldest first.
+# When each unfinished call was submitted, the oldest call first.
 _pending_calls: dict[Future[Any], float] = {}
 
 
 def _has_slow_query() -> bool:
-    """Return whether users cannot be loaded because a query takes too long."""
+    """Return whether the oldest unfinished call has taken more than SLOW_QUERY_SECONDS."""
     oldest = next(iter(list(_pending_calls.values())), None)
     return oldest is not None and monotonic() - oldest > SLOW_QUERY_SECONDS
 
@@ -266,7 +265,7 @@ def _run_on_open_connection(function: Callable[..., T], *arguments: Any) -> T:
         raw = connection.connection
         if raw is None or connection.vendor != "postgresql":
             continue
-        # If it is readable without a query, the server has closed it, for example by a restart.
+        # A connection that is readable without a query was closed by the server.
         if raw.closed or is_readable(raw.fileno()):
             connection.close()
     try:

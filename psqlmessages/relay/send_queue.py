@@ -11,115 +11,117 @@ from weakref import WeakKeyDictionary
 from psqlmessages.relay.daphne import Transport
 from psqlmessages.relay.frames import EncodedFrame
 
-# Upper limit of the time that other tasks of this event loop wait.
+# After this time, let other tasks of the event loop run.
 _SLICE_SECONDS: Final = 0.01
 
 
 class FlushScheduler:
-    """Flushes all send queues of one event loop together.
+    """Flushes all send queues of one event loop in one callback.
 
-    So several frames to one reader need one write, and no queue needs a task to be woken.
+    Frames that are queued before the callback need one write per reader, and wake no task.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[SendQueue] = deque()
+        self._queues: deque[SendQueue] = deque()
 
     def add(self, send_queue: SendQueue) -> None:
-        """Flush a send queue after everything else that is ready in the event loop."""
-        if not self._waiting:
+        """Flush a send queue after the callbacks that are ready in the event loop now."""
+        if not self._queues:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._waiting.append(send_queue)
+        self._queues.append(send_queue)
 
     def _flush(self) -> None:
         began = monotonic()
-        while self._waiting:
+        while self._queues:
             if monotonic() - began > _SLICE_SECONDS:
                 asyncio.get_running_loop().call_soon(self._flush)
                 return
-            self._waiting.popleft().flush()
+            self._queues.popleft().flush()
 
 
 _schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushScheduler] = WeakKeyDictionary()
 
-# Size of one write. Written bytes wait in the server and do not count towards the queue's limits.
+# A write gets no more frames from this size on. The limits of the queue exclude written bytes.
 _WRITE_BYTES: Final = 64 * 1024
 
 
 class SendQueue:
     """Frames to one reader, in order.
 
-    The flush scheduler sends them. If the reader is slow, or the server's ``send`` must be awaited,
-    the task :meth:`run` does. One frame alone may be larger than ``max_bytes``.
+    The flush scheduler sends the frames. If the reader is slow, or the server's ``send`` must be
+    awaited, the task :meth:`run` sends them. An empty queue takes a frame of any size.
     """
 
     def __init__(self, transport: Transport, *, max_frames: int, max_bytes: int) -> None:
         self._transport = transport
         self._max_frames = max_frames
         self._max_bytes = max_bytes
-        self._waiting: deque[EncodedFrame] = deque()
+        self._frames: deque[EncodedFrame] = deque()
         self._bytes = 0
         self._scheduler = _schedulers.setdefault(asyncio.get_running_loop(), FlushScheduler())
-        # Whether the flush scheduler or the task will send the waiting frames.
-        self._is_scheduled = False
-        self._has_rest = asyncio.Event()
+        # False: the next put() must add this queue to the flush scheduler.
+        self._has_sender = False
+        # Wakes the task run().
+        self._wakeup = asyncio.Event()
         self._error: Exception | None = None
 
     def put(self, frame: EncodedFrame) -> bool:
         """Append a frame; False if there is no room because the reader is too slow."""
         size = frame.size
-        if self._waiting and not self._has_room(size):
-            # More frames may arrive together than fit: flush, so that a fast reader has room.
+        if self._frames and not self._has_room(size):
+            # A fast reader may have room, but the scheduler has not flushed yet: flush now.
             self.flush()
-            if self._waiting and not self._has_room(size):
+            if self._frames and not self._has_room(size):
                 return False
-        self._waiting.append(frame)
+        self._frames.append(frame)
         self._bytes += size
-        if not self._is_scheduled:
-            self._is_scheduled = True
+        if not self._has_sender:
+            self._has_sender = True
             self._scheduler.add(self)
         return True
 
     def clear(self) -> None:
         """Drop all waiting frames."""
-        self._waiting.clear()
+        self._frames.clear()
         self._bytes = 0
 
     def flush(self) -> None:
-        """Send frames while the transport takes them without waiting; the task sends the rest."""
+        """Write frames while the transport is writable; wake the task to send the others."""
         try:
-            is_done = self._write()
+            is_empty = self._write_while_writable()
         except Exception as error:  # noqa: BLE001 - the task raises it, which ends the WebSocket
-            self._error, is_done = error, False
-        if is_done:
-            self._is_scheduled = False
+            self._error, is_empty = error, False
+        if is_empty:
+            self._has_sender = False
         else:
-            self._has_rest.set()
+            self._wakeup.set()
 
     async def run(self) -> None:
-        """Send the frames that a flush left, as fast as the reader takes them, until cancelled."""
+        """Send the frames that a flush left, until cancelled; raise the error of a failed flush."""
         while True:
-            await self._has_rest.wait()
-            self._has_rest.clear()
+            await self._wakeup.wait()
+            self._wakeup.clear()
             if self._error is not None:
                 raise self._error
-            while self._waiting:
+            while self._frames:
                 await self._transport.wait_until_writable()
-                if not self._write():
-                    frame = self._waiting.popleft()
+                if not self._write_while_writable():
+                    frame = self._frames.popleft()
                     self._bytes -= frame.size
                     await self._transport.send(frame)
-            self._is_scheduled = False
+            self._has_sender = False
 
     def _has_room(self, size: int) -> bool:
-        return len(self._waiting) < self._max_frames and self._bytes + size <= self._max_bytes
+        return len(self._frames) < self._max_frames and self._bytes + size <= self._max_bytes
 
-    def _write(self) -> bool:
-        while self._waiting:
+    def _write_while_writable(self) -> bool:
+        """Write frames without waiting; return whether the queue is empty."""
+        while self._frames:
             if not self._transport.is_writable:
                 return False
             frames, size = [], 0
-            while self._waiting and size < _WRITE_BYTES:
-                frames.append(frame := self._waiting.popleft())
+            while self._frames and size < _WRITE_BYTES:
+                frames.append(frame := self._frames.popleft())
                 size += frame.size
             self._bytes -= size
             self._transport.write_frames(frames)

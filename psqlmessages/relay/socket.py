@@ -19,10 +19,9 @@ from psqlmessages.retry import TokenBucket
 
 # A peer may send the frames of this many seconds together: a page that opens sends many requests.
 BURST_SECONDS: Final = 4
-# Reading pauses at this queue length. Frames that were already read are limited by the burst.
+# Reading pauses at this queue length. The burst limits the frames that were already read.
 MAX_WAITING_FRAMES: Final = 64
-# Reading also pauses if the waiting frames have more characters than this many frames of maximum
-# length can have.
+# Reading also pauses if the queue has more characters than this many frames of maximum length.
 MAX_LONG_FRAMES: Final = 4
 
 
@@ -33,7 +32,7 @@ class ReceiveQueue:
         self._transport = transport
         self._bucket = TokenBucket(per_second, per_second * BURST_SECONDS)
         self._max_characters = frame_bytes * MAX_LONG_FRAMES
-        self._waiting: deque[str] = deque()
+        self._frames: deque[str] = deque()
         self._characters = 0
         self._arrived = asyncio.Event()
         self._is_paused = False
@@ -44,7 +43,7 @@ class ReceiveQueue:
         if self._bucket.refill() < 1:
             return False
         self._bucket.tokens -= 1
-        self._waiting.append(text)
+        self._frames.append(text)
         self._characters += len(text)
         self._arrived.set()
         self._pause_or_resume_reading()
@@ -52,27 +51,25 @@ class ReceiveQueue:
 
     async def get(self) -> str | None:
         """Wait for the oldest frame and remove it; None after the end."""
-        while not self._waiting:
+        while not self._frames:
             if self._is_ended:
                 return None
             self._arrived.clear()
             await self._arrived.wait()
-        text = self._waiting.popleft()
+        text = self._frames.popleft()
         self._characters -= len(text)
         self._pause_or_resume_reading()
         return text
 
     def end(self) -> None:
         """Drop all waiting frames and end the queue."""
-        self._waiting.clear()
+        self._frames.clear()
         self._characters = 0
         self._is_ended = True
         self._arrived.set()
 
     def _pause_or_resume_reading(self) -> None:
-        is_full = (
-            len(self._waiting) >= MAX_WAITING_FRAMES or self._characters > self._max_characters
-        )
+        is_full = len(self._frames) >= MAX_WAITING_FRAMES or self._characters > self._max_characters
         if is_full != self._is_paused:
             self._is_paused = is_full
             self._transport.pause_reading(is_paused=is_full)
@@ -90,9 +87,10 @@ TRY_AGAIN_LATER: Final = 1013
 TOO_SLOW: Final = 4408
 TOO_MANY: Final = 4429
 
-# With any other code, or a broken connection, the peer has crashed. None: no code.
+# A peer that closes with another code, or whose connection breaks, has crashed. None: no code.
 NORMAL_CLOSE_CODES: Final = frozenset({1000, 1001, 1005, None})
-# Time for the running operation after the WebSocket has ended. Daphne allows 10 seconds.
+# Time for the running request after the WebSocket has ended, and again for the clean-up. Daphne
+# allows 10 seconds for both.
 _LAST_REQUEST_SECONDS: Final = 4
 
 # Keys that relay/asgi.py adds to the scope: the expiry of a token, the reason of a refusal.
@@ -105,13 +103,13 @@ _background_tasks: Final[set[asyncio.Task[Any]]] = set()
 class Socket(MonitoredSocket):
     """One WebSocket. Subclasses implement :meth:`on_frame` and :meth:`on_closed`."""
 
-    # Open WebSockets of each user.
+    # The number of open WebSockets of each user. The keys are primary keys.
     _open_counts: ClassVar[Counter[Any]] = Counter()
 
     scope: dict[str, Any]
     user: Any
-    # Whether the transport was ending at the last check.
-    _was_ending = False
+    # Whether the transport was closed at the last check.
+    _was_closed = False
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
         """Serve one WebSocket until it is closed."""
@@ -123,7 +121,7 @@ class Socket(MonitoredSocket):
         self._is_closed = False
         # The close code and reason, if this side closes.
         self._closing: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-        # Also before a refusal: browsers pass close codes to the page, but no HTTP status.
+        # Accept also before a refusal: browsers pass close codes to the page, but no HTTP status.
         await self._transport.accept()
         refusal = self._check_admission()
         if refusal is not None:
@@ -157,15 +155,15 @@ class Socket(MonitoredSocket):
         """Execute one frame; the next one waits."""
         raise TypeError(f"{type(self).__name__} must implement on_frame()")
 
-    async def on_closed(self, *, crashed: bool) -> None:
-        """Clean up; ``crashed``: the peer did not close normally, or this side has closed."""
+    async def on_closed(self, *, has_crashed: bool) -> None:
+        """Clean up; ``has_crashed``: the peer did not close normally, or this side has closed."""
 
     def put(self, text: str) -> None:
         """Queue a frame to be sent; close with 4408 if the reader is too slow."""
         self.put_frame(EncodedFrame(text))
 
     def put_frame(self, frame: EncodedFrame) -> None:
-        """Queue a frame that is shared with other receivers."""
+        """Queue a frame, which other receivers may share; see :meth:`put`."""
         if not self._is_closed and not self._send_queue.put(frame):
             self.close(TOO_SLOW, "frames are read too slowly")
 
@@ -189,10 +187,10 @@ class Socket(MonitoredSocket):
         self.close(NOT_ALLOWED, reason)
 
     def abort_if_stuck(self) -> None:
-        """Abort the connection if it was closed before the last call and still has unread data."""
-        if self._transport.is_ending and self._was_ending:
+        """Abort the connection if the WebSocket was closed at the last call and still is."""
+        if self._transport.is_closed and self._was_closed:
             self._transport.abort()
-        self._was_ending = self._transport.is_ending
+        self._was_closed = self._transport.is_closed
 
     # Connection
 
@@ -243,8 +241,8 @@ class Socket(MonitoredSocket):
             is_normal = receiving.done() and receiving.result() in NORMAL_CLOSE_CODES
             if self._closing.done():
                 await self._transport.close(*self._closing.result())
-            leaving = self.spawn(self._leave(working, crashed=not is_normal))
-            # Once for the running request, and as long for the clean-up.
+            leaving = self.spawn(self._leave(working, has_crashed=not is_normal))
+            # Once for the running request, and once for the clean-up.
             await asyncio.wait({leaving}, timeout=2 * _LAST_REQUEST_SECONDS)
             await receiving
         finally:
@@ -252,11 +250,11 @@ class Socket(MonitoredSocket):
             for task in tasks:
                 task.cancel()
 
-    async def _leave(self, working: asyncio.Task[None], *, crashed: bool) -> None:
+    async def _leave(self, working: asyncio.Task[None], *, has_crashed: bool) -> None:
         # Let the last request end first.
         await asyncio.wait({working}, timeout=_LAST_REQUEST_SECONDS)
         working.cancel()
-        await self.on_closed(crashed=crashed)
+        await self.on_closed(has_crashed=has_crashed)
 
     async def _receive(self, receive: Receive) -> int | None:
         """Queue received frames until the peer disconnects; return the close code."""

@@ -50,9 +50,9 @@ class ApiCaller:
     allowed_idents: frozenset[str]
 
     def choose_ident(self, ident: str | None) -> str:
-        """Return the given ident if it is allowed; without one, the only allowed ident.
+        """Return the given ident if it is allowed; without an ident, the only allowed one.
 
-        Raises ApiError 400 or 403.
+        Raises ApiError 403 if the ident is not allowed, or 400 if an ident is necessary.
         """
         if not self.allowed_idents:
             raise ApiError(403, "no web identity allows you to act as a node")
@@ -110,7 +110,7 @@ class _TokenLookup:
     """Looks up the tokens of concurrent calls in batches, each different token once."""
 
     def __init__(self) -> None:
-        # By token, for the next batch.
+        # The calls that wait for the next batch. The keys are tokens.
         self._futures: dict[str, asyncio.Future[ApiCaller | None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -121,7 +121,7 @@ class _TokenLookup:
             future = self._futures[token] = asyncio.get_running_loop().create_future()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="rest token lookup")
-        # Cancelling one call must not cancel the future that others wait for.
+        # Cancelling one call must not cancel the future, because other calls may wait for it.
         return await asyncio.shield(future)
 
     async def _run(self) -> None:
@@ -144,7 +144,7 @@ _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenLookup] = WeakKeyDi
 
 
 async def _query(function: Callable[[Any], T], argument: Any) -> T:
-    """Call a function that queries the database, in a thread; raises ServiceUnavailable."""
+    """Query the database in a thread; raise ServiceUnavailable if that fails or takes too long."""
     try:
         async with asyncio.timeout(_QUERY_TIMEOUT_SECONDS):
             return await in_thread(function, argument)

@@ -14,17 +14,17 @@ from psqlmessages.wire import BASE64, JSON, EncodedBody, MalformedPayload
 
 CONTENT_TYPE: Final = "content-type"
 HEADER_PREFIX: Final = "x-ks-hdr-"
-# All headers of an element as one JSON object. If it is too long for a response, only its length.
+# All headers of an element as one JSON object. If it is too long, a response has only its length.
 ALL_HEADERS: Final = "x-ks-headers"
 HEADERS_LENGTH: Final = "x-ks-headers-length"
 
-# By encoding of the body; None: plain text.
+# The content type of each encoding of a body; None: plain text.
 _DEFAULT_TYPES: Final = {
     None: "text/plain; charset=utf-8",
     JSON: "application/json",
     BASE64: "application/octet-stream",
 }
-# By charset. Other codecs of Python are not used: some are slow, or are not text encodings.
+# The codec of each charset. Python has more, but some are slow, and some encode no text.
 _CODECS: Final = {"utf-8": "utf-8", "us-ascii": "ascii", "iso-8859-1": "latin-1"}
 _CONTENT_TYPE: Final = re.compile(
     r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}(?:[ \t]*;[ -~]{0,300})?", re.ASCII
@@ -124,7 +124,7 @@ def _is_json(content_type: str) -> bool:
 
 
 def _find_codec(content_type: str) -> str | None:
-    """Return the codec for the charset of a content type; None if it is not supported."""
+    """Return the codec for the charset of a content type, by default UTF-8; None if unsupported."""
     match = _CHARSET.search(content_type)
     return _CODECS.get(match[1].lower()) if match else "utf-8"
 
@@ -151,7 +151,7 @@ def _decode_body(text: str, enc: str | None, stored_type: Any) -> tuple[bytes, s
 
 
 def _format_headers(values: Mapping[str, Any], as_json: str) -> dict[str, str]:
-    """Return one HTTP header for each value that is valid in HTTP, and ALL_HEADERS."""
+    """Return HTTP headers for up to 40 valid values, and one for all values or their length."""
     single: dict[str, str] = {}
     for name, value in values.items():
         text = json.dumps(value) if value is None or isinstance(value, bool) else value

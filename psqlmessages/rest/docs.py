@@ -24,7 +24,7 @@ _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
 
 
 class DocsPage(DocsBase):
-    """The page. This app serves its files, so "ninja" need not be in INSTALLED_APPS."""
+    """The page. This app serves the page's files, so "ninja" need not be in INSTALLED_APPS."""
 
     def render_page(self, request: HttpRequest, api: Any, **_: Any) -> HttpResponse:
         """Render the page with its Content-Security-Policy."""
@@ -42,7 +42,7 @@ class DocsPage(DocsBase):
 
 
 def serve_file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
-    """Serve a file of Swagger UI; browsers cache it, since the URL contains the version."""
+    """Serve a file of Swagger UI. Browsers may cache it, because the URL contains the version."""
     if name not in _FILES or version != metadata.version("django-ninja"):
         raise Http404("There is no such file.")
     response = HttpResponse(_read_file(name), content_type=_FILES[name])
@@ -56,7 +56,7 @@ def _read_file(name: str) -> bytes:
 
 
 def _content_security_policy() -> str:
-    """Build the policy: no inline scripts or styles. Swagger UI has images in data URLs."""
+    """Build the policy: no inline scripts or styles; images also from data URLs, for Swagger UI."""
     static = urlsplit(settings.STATIC_URL or "")
     files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (

@@ -11,13 +11,13 @@ from psqlmessages.exceptions import MessagesError, NotificationQueueFull, NotIns
 # The header Retry-After of responses with status 503.
 RETRY_AFTER_SECONDS: Final = 2
 
-# HTTP status by error number. Errors with other numbers, or without one, have status 503.
+# The HTTP status of each error number in docs/reference/errors.md; 503 for all other numbers.
 _STATUSES: Final = {
-    **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),
-    **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),
-    **dict.fromkeys((9, 12, 13, 19, 61, 62), 404),
-    **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53, 66), 409),
-    51: 413,
+    **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),  # invalid argument
+    **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),  # not authorized
+    **dict.fromkeys((9, 12, 13, 19, 61, 62), 404),  # does not exist, or has expired
+    **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53, 66), 409),  # not possible in the present state
+    51: 413,  # body too large
 }
 # Classes of SQLSTATE after which a retry may succeed.
 _RETRY_CLASSES: Final = (
@@ -31,9 +31,9 @@ _RETRY_CLASSES: Final = (
 
 
 class ApiError(Exception):
-    """A failed call: its HTTP status, the reason, and the number if a SQL function returned one.
+    """A failed call: its HTTP status, the reason, and the error number if it has one.
 
-    ``errors``: one line per problem of an invalid exchange definition.
+    ``errors``: one line per problem of an invalid exchange definition; None for other errors.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 class ServiceUnavailable(ApiError):
-    """The database is unreachable or too busy: a retry may succeed."""
+    """Status 503: a retry may succeed, because the database is unreachable, busy or slow."""
 
     def __init__(self, detail: str = "the database is unreachable") -> None:
         super().__init__(503, detail)
@@ -60,7 +60,7 @@ class ServiceUnavailable(ApiError):
 def to_api_error(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
     """Convert an error to an API error; None if the error is a bug of this server."""
     if isinstance(error, NotInstalled):
-        return ApiError(404, "psqlmessages is not installed in this namespace: run its migrations")
+        return ApiError(404, "psqlmessages is missing or outdated in this namespace: run migrate")
     if isinstance(error, MessagesError) and (status := _STATUSES.get(error.number or 0)):
         return ApiError(status, error.text, error.number)
     if isinstance(error, MessagesError | TimeoutError):

@@ -61,7 +61,7 @@ async def _set_running(request: HttpRequest, name: str, *, is_running: bool) -> 
 async def _run(
     request: HttpRequest, permission: str, function: Callable[..., T], *arguments: Any
 ) -> T:
-    """Call a function if the user has the permission; both query the database in a thread."""
+    """Call a function if the user has the permission, in a thread; raise ApiError 403 or 404."""
 
     def check_and_run() -> T:
         _check_permission(request, permission)
@@ -120,8 +120,8 @@ async def show(request: HttpRequest, name: str):
 async def put(request: HttpRequest, name: str, replace: bool = False):
     """Store a definition, in the format of a definition file without the exchange's name.
 
-    A new exchange runs, unless ``running`` is false: 201. An existing one is replaced only with
-    ``replace``, and its running state does not change: 200. Otherwise 409.
+    201: the exchange is new, and runs unless ``running`` is false. 200: with ``replace``, an
+    existing exchange was replaced; it runs if it ran before. 409: it exists, without ``replace``.
     """
     check_name(name, "name")
     text = read_body(request, files.MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Databases of the API: for each namespace, a connection pool and the requests that wait."""
+"""Databases of the API: each has a connection pool, and the requests that wait for its queues."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, Pool
-from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
+from psqlmessages.rest.waiters import QueueWaiters, ReserveArguments, WaitingRequest
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
 
 _MAX_CONNECTIONS: Final = 5
-# Limits for waiting requests per process and namespace; further requests get 429.
+# Limits of waiting requests in one process and namespace; further requests get status 429.
 MAX_WAITERS: Final = 10_000
 MAX_WAITERS_PER_USER: Final = 2_000
 
@@ -39,7 +39,7 @@ class RestDatabase:
         self.pool = Pool(database_dsn(alias), "rest", _MAX_CONNECTIONS)
         self._listener = QueueListener(direct_dsn(alias), "rest listener", may_poll=True)
         self._queues: dict[str, QueueWaiters] = {}
-        # By queue and ``tid``.
+        # The keys are pairs of queue and ``tid``.
         self._waiters: dict[tuple[str, str], WaitingRequest] = {}
         self._waiters_by_user: Counter[Any] = Counter()
         self._release_tasks: set[asyncio.Task[None]] = set()
@@ -49,11 +49,11 @@ class RestDatabase:
     async def take(self, waiter: WaitingRequest) -> LeasedElement:
         """Wait for an element and reserve it; earlier requests for the queue come first.
 
-        Raises the error that ends the wait. If cancelled, it releases the element.
+        Raises the error that ended the wait. Cancelling releases an element already reserved.
         """
         self._add(waiter)
         timer = None
-        if waiter.may_wait:
+        if waiter.waits_if_empty:
             seconds = (waiter.until - waiter.since).total_seconds()
             timer = asyncio.get_running_loop().call_later(seconds, waiter.time_out)
             get_credential_monitor().add(waiter)
@@ -103,9 +103,11 @@ class RestDatabase:
 
     # Called by QueueWaiters
 
-    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[LeasedElement]:
-        """Reserve up to ``count`` elements for waiters with this key."""
-        return await pool.reserve(self.pool, key.ident, queue, count, key.seconds)
+    async def reserve(
+        self, arguments: ReserveArguments, queue: str, count: int
+    ) -> list[LeasedElement]:
+        """Reserve up to ``count`` elements for waiters with these arguments."""
+        return await pool.reserve(self.pool, arguments.ident, queue, count, arguments.seconds)
 
     async def listen(self, ident: str, queue: str) -> QueueState:
         """Listen to a queue as a node, on the connection that all queues share."""
@@ -125,7 +127,7 @@ class RestDatabase:
             log.warning("elements stay reserved until their lease expires: %s", error)
 
 
-# By event loop and alias.
+# The databases of one event loop. The keys are aliases.
 _Databases = dict[str, RestDatabase]
 _databases: WeakKeyDictionary[asyncio.AbstractEventLoop, _Databases] = WeakKeyDictionary()
 

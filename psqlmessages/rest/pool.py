@@ -33,7 +33,7 @@ _BROKEN_SECONDS: Final = 5.0
 
 
 class Pool:
-    """A limited number of connections for one event loop, opened on demand and closed when idle."""
+    """A limited number of connections for one event loop, opened if needed and closed when idle."""
 
     def __init__(self, dsn: str, name: str, max_connections: int) -> None:
         self._dsn = dsn
@@ -46,7 +46,7 @@ class Pool:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def is_broken(self) -> bool:
-        """Return whether the last call could not reach the server, less than 5 s ago."""
+        """Return whether the last call failed to reach the server, less than 5 s ago."""
         if self._failed_at is None:
             return False
         return asyncio.get_running_loop().time() - self._failed_at < _BROKEN_SECONDS
@@ -55,8 +55,8 @@ class Pool:
         """Run a statement in its own transaction and return its rows.
 
         If the caller is cancelled, a running statement still completes. Raises ServerUnreachable;
-        ServiceUnavailable if all connections are busy for too long; and psycopg's errors if the
-        server aborts the statement.
+        ServiceUnavailable if all connections are busy for too long; and psycopg's errors, or those
+        that ``translate_error`` makes of them, if the server aborts the statement.
         """
         try:
             async with asyncio.timeout(_MAX_WAIT_SECONDS):
@@ -69,9 +69,9 @@ class Pool:
         return await asyncio.shield(task)
 
     async def call(self, function: str, *params: Any) -> dict[str, Any]:
-        """Call a function of the schema ``messages``; raise the error that its answer contains.
+        """Call an SQL function, such as "pause(%s, %s)"; return its answer, or raise its error.
 
-        Otherwise return the answer. Also raises the errors of ``fetch``.
+        Also raises the errors of ``fetch``.
         """
         ((answer,),) = await self.fetch(f"SELECT messages.{function}", params)
         with counting_refused_calls(params):
@@ -145,16 +145,16 @@ class Pool:
 
 # Queries of queues
 
-# Times are text, because PostgreSQL's range of times exceeds Python's. A reservation need not
-# survive a server crash, so it commits asynchronously; removal of the element does not.
+# Times are text, because PostgreSQL's range of times exceeds Python's. A lease need not survive a
+# server crash, so the statement commits asynchronously.
 _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
 )
-# renew locks the element, so that its lease stays valid until the end of the statement. Of the
-# functions with leases only renew is told the queue. It takes 0.4 ms.
+# renew locks the element, so that the lease stays valid until the end of the statement. Only renew
+# checks the queue of a lease. It takes 0.4 ms.
 _WITH_LEASE: Final = "SELECT {} FROM messages.renew(%s, %s, %s::float8, %s)"
-# As JSON text: a float of Python has fewer digits than a number of PostgreSQL.
+# The result is JSON text: a float of Python has fewer digits than a number of PostgreSQL.
 _PEEK: Final = """
     SELECT coalesce(json_agg(r ORDER BY p.place), '[]')::text
     FROM (
@@ -172,8 +172,8 @@ _READ_STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
     " (SELECT to_json(q) FROM messages.list_queues(ARRAY[%s::text]) AS q LIMIT 1)"
 )
-# Only queues that the node may use: the others have an error in ``sizes``. OFFSET 0 prevents the
-# planner from merging the subqueries: ``sizes`` is called once per queue, in order, until LIMIT.
+# Lists only queues that the node may use: other queues have an error in ``sizes``. OFFSET 0 keeps
+# the subqueries apart, so that ``sizes`` is called once per queue, in order, until LIMIT.
 _LIST: Final = (
     "SELECT l.queue, l.sizes, l.counters FROM ("
     "SELECT q.queue, messages.sizes(%s, q.queue) AS sizes, to_json(q) AS counters"
@@ -209,14 +209,14 @@ async def reserve(
 
 
 async def call_with_lease(
-    pool: Pool, call: str, params: Sequence[Any], lease: Sequence[Any]
+    pool: Pool, call: str, params: Sequence[Any], renewal: Sequence[Any]
 ) -> dict[str, Any] | None:
-    """Renew a lease, make the call in the same transaction, and return its answer.
+    """Renew a lease; if it is valid, evaluate the SQL expression ``call`` and return its answer.
 
-    ``lease``: node, queue, seconds and the lease. Return None without the call if the lease is not
-    a valid one of this queue.
+    ``renewal``: node, queue, seconds and the lease. None if the lease has ended, or is not one of
+    this queue.
     """
-    rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *lease))
+    rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *renewal))
     with counting_refused_calls(params):
         return raise_for_error(rows[0][0]) if rows else None
 
@@ -232,8 +232,8 @@ async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
     """Return the sizes and counters of a queue; if it does not exist, those of an empty queue."""
     ((sizes, counters),) = await pool.fetch(_READ_STATUS, (ident, queue, queue))
     if sizes["Err"] == str(QueueNotExistent.number) and not queue.endswith("*"):
-        new = Queue(name=queue)
-        settings = {name: getattr(new, name) for name in ("dead_letter_queue", "key_timeout")}
+        defaults = Queue(name=queue)
+        settings = {name: getattr(defaults, name) for name in ("dead_letter_queue", "key_timeout")}
         return _build_status(queue, _EMPTY_SIZES, settings)
     return _build_status(queue, raise_for_error(sizes), counters or {})
 
@@ -241,7 +241,7 @@ async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
 async def list_statuses(
     pool: Pool, ident: str, after: str, limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return up to ``limit`` queues that the node may use, and the name after which more follow."""
+    """Return up to ``limit`` queues that the node may use, and ``after`` for the next page."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
     queues = [_build_status(*row) for row in rows]
     return queues, rows[-1][0] if len(rows) == limit else None

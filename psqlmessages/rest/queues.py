@@ -115,7 +115,7 @@ async def peek(
 ):
     """List elements in the order in which they can be taken, and take none.
 
-    An answer ends before its bodies exceed 1 MiB, but has at least one element.
+    The bodies of an answer have at most 1 MiB together; only its first element may have more.
     """
     database, actor = _resolve(request, ns, queue, ident)
     elements = await pool.peek(database.pool, actor, queue, max_rows, with_bodies)
@@ -196,19 +196,19 @@ async def _call_with_lease(
     *options: Any,
     seconds: float = 1.0,
 ) -> dict[str, Any]:
-    """Renew a lease of this queue, and make the call; raise 404 if the lease is not valid."""
+    """Renew a lease, and evaluate the SQL expression ``call``; raise 404 for an invalid lease."""
     database, actor = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
     params = (actor, *options, lease) if "%s" in call else ()
     answer = await pool.call_with_lease(database.pool, call, params, (actor, queue, seconds, lease))
     if answer is None:
-        raise ApiError(404, f"the lease {lease:.100} is not valid in this queue, or no longer")
+        raise ApiError(404, f"the lease {lease:.100} has ended, or is not one of this queue")
     return answer
 
 
 # Consuming
 
-# Without ``reserve``, an element is reserved only until it is removed, just before the response.
+# Without ``reserve``, an element has a lease until the server removes it, before the response.
 _REMOVAL_LEASE_SECONDS: Final = 20.0
 # Browsers must not interpret bodies, which untrusted clients may have pushed.
 _SECURITY_HEADERS: Final = {
@@ -258,7 +258,7 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Id
 
 @router.delete("/q/{ns}/{messages_name:queue}/consumer/{tid}", response={204: None, **ERRORS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
-    """Cancel a waiting request of this server process: one of yours, or of the acting node."""
+    """Cancel a request that waits in this server process: your own, or one of the acting node."""
     database, actor = _resolve(request, ns, queue, ident)
     user = get_caller(request).credentials.user
     for waiter in database.list_waiters(queue):
@@ -317,7 +317,7 @@ async def take(
         ident=actor,
         lease_seconds=duration if reserve else _REMOVAL_LEASE_SECONDS,
         is_reserving=reserve,
-        may_wait=to > 0,
+        waits_if_empty=to > 0,
         credentials=get_caller(request).credentials,
         since=now,
         until=now + timedelta(seconds=to),

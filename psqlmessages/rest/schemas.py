@@ -1,4 +1,4 @@
-"""Schemas of responses, types of parameters, reading of requests; refuses large bodies (413)."""
+"""Schemas of responses, types of parameters, and reading of requests (413 for large bodies)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psqlmessages.rest.errors import ApiError
 
 
 class ErrorBody(Schema):
-    """An error: the reason, and the error number if a SQL function returned one."""
+    """An error: the reason, and the error number if it has one."""
 
     detail: str
     err: int | None = None
@@ -62,14 +62,14 @@ class QueueStatus(Schema):
 
 
 class Queues(Schema):
-    """A page of queues. Pass ``next`` as ``after`` for the next page; null: there is none."""
+    """A page of queues. ``next``: pass it as ``after`` to get the next page; null on the last."""
 
     queues: list[QueueStatus]
     next: str | None
 
 
 class Pushed(Schema):
-    """The element's number. ``already``: its key existed, so nothing was pushed."""
+    """The element's number. ``already``: the key existed, so nothing was pushed."""
 
     id: int
     already: bool = False
@@ -207,7 +207,7 @@ class Sent(Schema):
     heard: bool
 
 
-# By HTTP status: errors that nearly every call may return.
+# The errors that nearly every call may return. The keys are HTTP statuses.
 ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 
 _BILLION = 1_000_000_000
@@ -296,13 +296,13 @@ async def release_thread() -> None:
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     executors = SyncToAsync.context_to_thread_executor
-    # No synchronous code has run in this request.
+    # There is no thread: no synchronous code has run in this request.
     if context is None or context not in executors:
         return
-    # The executor belongs to other code, which has supplied it.
+    # Keep the thread: other code has supplied the executor.
     if getattr(context, "_executor", None) is not None:
         return
-    # A synchronous caller waits for this coroutine: its thread also runs the synchronous code.
+    # Keep the thread: a synchronous caller waits in it for this coroutine.
     if getattr(AsyncToSync.executors, "current", None) is not None:
         return
     await sync_to_async(connections.close_all)()

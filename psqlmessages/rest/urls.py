@@ -36,9 +36,9 @@ class AcceptedInput(NamedTuple):
 
 
 def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
-    """Return the URLs of the API. Their views refuse arguments and bodies that they ignore."""
-    patterns, app, namespace = api.urls
-    # By route and method.
+    """Return the URLs of the API, whose views refuse unknown query arguments and unread bodies."""
+    url_patterns, app, namespace = api.urls
+    # The keys are routes, then methods.
     inputs: dict[str, dict[str, AcceptedInput]] = {}
     for route, operations in api.get_openapi_schema(path_prefix="/")["paths"].items():
         inputs[route.lstrip("/")] = {
@@ -53,7 +53,7 @@ def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
             for method, operation in operations.items()
         }
     strict = []
-    for pattern in patterns:
+    for pattern in url_patterns:
         # OpenAPI writes a route as q/{ns}, Django as q/<str:ns>.
         route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
         by_method = inputs.get(route)
@@ -71,13 +71,12 @@ def _strict_pattern(pattern: URLPattern, by_method: dict[str, AcceptedInput]) ->
     @wraps(view)
     async def strict_view(request: HttpRequest, **path_arguments: Any) -> HttpResponse:
         # None for an unsupported method, which the view itself refuses with status 405.
-        accepted = by_method.get(request.method)
-        if accepted is not None and (unknown := sorted(set(request.GET) - accepted.arguments)):
-            listed = ", ".join(sorted(accepted.arguments))
-            return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {listed}")
-        if accepted is not None and not accepted.has_body and request.read(1):
+        if (accepted := by_method.get(request.method)) is not None:
             known = ", ".join(sorted(accepted.arguments)) or "none"
-            return _error(400, f"{request.method} takes no body here; query arguments: {known}")
+            if unknown := sorted(set(request.GET) - accepted.arguments):
+                return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {known}")
+            if not accepted.has_body and request.read(1):
+                return _error(400, f"{request.method} takes no body here; query arguments: {known}")
         response: HttpResponse = await view(request, **path_arguments)
         if response.status_code != 405:
             return response
@@ -87,7 +86,7 @@ def _strict_pattern(pattern: URLPattern, by_method: dict[str, AcceptedInput]) ->
 
 
 def _read_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Let a page or a file be read only; errors are JSON, as everywhere in the API."""
+    """Restrict a view to GET and HEAD, and make its errors JSON like all errors of the API."""
 
     @csrf_exempt
     def read_only_view(request: HttpRequest, **path_arguments: Any) -> HttpResponse:

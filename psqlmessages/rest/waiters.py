@@ -1,7 +1,7 @@
 """Queue waiters: the requests that wait for elements of one queue, and the task that serves them.
 
 While all wait, the task only calls queue_listen from time to time. After the notification of a
-push, one call of reserve takes elements for as many waiters as possible, in order of arrival.
+push, one call of reserve takes elements for up to ten waiters, in order of arrival.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from psqlmessages.rest.namespaces import RestDatabase
 
 
-class WaiterKey(NamedTuple):
-    """The arguments of reserve: one call can serve all waiters with equal arguments."""
+class ReserveArguments(NamedTuple):
+    """The arguments of reserve: one call serves only waiters with equal arguments."""
 
     ident: str
     seconds: float
@@ -38,8 +38,8 @@ class WaiterKey(NamedTuple):
 class WaitingRequest:
     """A request that waits for an element; the credential monitor checks it like a WebSocket.
 
-    ``tid`` is the client's name for the request. Without ``may_wait`` it fails immediately if the
-    queue is empty.
+    ``tid`` is the name of the request: chosen by the client, or random. Without ``waits_if_empty``,
+    the request fails immediately if the queue is empty.
     """
 
     tid: str
@@ -47,7 +47,7 @@ class WaitingRequest:
     ident: str
     lease_seconds: float
     is_reserving: bool
-    may_wait: bool
+    waits_if_empty: bool
     credentials: Credentials
     since: datetime
     until: datetime
@@ -56,9 +56,9 @@ class WaitingRequest:
     )
 
     @property
-    def key(self) -> WaiterKey:
+    def reserve_arguments(self) -> ReserveArguments:
         """The arguments of reserve for this request."""
-        return WaiterKey(self.ident, self.lease_seconds)
+        return ReserveArguments(self.ident, self.lease_seconds)
 
     @property
     def is_waiting(self) -> bool:
@@ -97,7 +97,7 @@ class WaitingRequest:
         self.fail(ServiceUnavailable())
 
     def abort_if_stuck(self) -> None:
-        """Do nothing: `RestDatabase.take` removes the waiter."""
+        """Do nothing: a waiting request has not sent any data that its client could not read."""
 
 
 logger: Final = logging.getLogger("psqlmessages.rest")
@@ -111,7 +111,7 @@ _RETRY_SECONDS: Final = 0.5
 
 
 class QueueWaiters:
-    """The waiters of one queue. Calls ``on_no_waiters`` after the last one was removed.
+    """The waiters of one queue. Calls ``on_no_waiters`` after the last waiter was removed.
 
     ``_allowed_idents``: the nodes whose last call, reserve or queue_listen, was allowed.
     """
@@ -136,7 +136,7 @@ class QueueWaiters:
         self.waiters.append(waiter)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"waiters of {self.queue}")
-        elif not waiter.may_wait or waiter.ident not in self._allowed_idents:
+        elif not waiter.waits_if_empty or waiter.ident not in self._allowed_idents:
             # Otherwise no wake-up: the queue is empty, or the task will serve this waiter too.
             self._wakeup.set()
 
@@ -177,10 +177,10 @@ class QueueWaiters:
     async def _run_once(self) -> float:
         """Serve as many waiters as possible; return the seconds until the next poll."""
         await self._serve()
-        # Waiters without may_wait need an answer now, even if the first waiters, which have another
-        # key, got nothing.
-        while urgent := [waiter for waiter in self.list_waiting() if not waiter.may_wait]:
-            await self._take(urgent[0].key, 1)
+        # Waiters without waits_if_empty need an answer now, even if the first waiters, which have
+        # other arguments, got nothing.
+        while urgent := [waiter for waiter in self.list_waiting() if not waiter.waits_if_empty]:
+            await self._take(urgent[0].reserve_arguments, 1)
             await self._serve()
         self._unreachable_since = None
         if not self.list_waiting() or await self._listen_if_due() or self._state is None:
@@ -188,14 +188,14 @@ class QueueWaiters:
         return self._schedule.seconds_until_poll(self._state, monotonic())
 
     def _on_unreachable(self, error: Exception) -> float:
-        """Fail waiters if the database is unreachable for too long; return the retry delay."""
+        """Fail waiters if the database was unreachable for too long; return the retry delay."""
         log.warning("the queue %s cannot be read: %s", self.queue, error)
         is_first, now = self._unreachable_since is None, monotonic()
         self._unreachable_since = self._unreachable_since or now
-        is_timeout = now - self._unreachable_since >= _UNREACHABLE_SECONDS
+        is_too_long = now - self._unreachable_since >= _UNREACHABLE_SECONDS
         for waiter in self.list_waiting():
             # The first error may come from a broken idle connection: the retry opens a new one.
-            if is_timeout or (not waiter.may_wait and not is_first):
+            if is_too_long or (not waiter.waits_if_empty and not is_first):
                 waiter.fail(ServiceUnavailable())
         return _RETRY_SECONDS
 
@@ -214,36 +214,36 @@ class QueueWaiters:
     async def _serve(self) -> None:
         """Reserve elements for the first waiters, until no element or no waiter is left."""
         while waiters := self.list_waiting():
-            key, count = waiters[0].key, 0
+            arguments, count = waiters[0].reserve_arguments, 0
             for waiter in waiters[:_MAX_RESERVED]:
-                if waiter.key != key:
+                if waiter.reserve_arguments != arguments:
                     break
                 count += 1
-            if await self._take(key, count) < count:
+            if await self._take(arguments, count) < count:
                 return
 
-    async def _take(self, key: WaiterKey, count: int) -> int:
-        """Reserve elements for waiters with this key; return how many were available."""
+    async def _take(self, arguments: ReserveArguments, count: int) -> int:
+        """Reserve elements for waiters with these arguments; return how many were available."""
         waiters_before = self.list_waiting()
         try:
-            elements = await self._database.reserve(key, self.queue, count)
+            elements = await self._database.reserve(arguments, self.queue, count)
         except ServerUnreachable:
             raise
         except MessagesError as error:
-            self._fail_ident(key.ident, error)
-            # _serve continues with the waiters of other nodes.
+            self._fail_ident(arguments.ident, error)
+            # The queue may have elements: let _serve continue with the waiters of other nodes.
             return count
-        self._allowed_idents.add(key.ident)
+        self._allowed_idents.add(arguments.ident)
         undelivered = list(elements)
         for waiter in self.list_waiting():
-            if undelivered and waiter.key == key:
+            if undelivered and waiter.reserve_arguments == arguments:
                 waiter.result.set_result(undelivered.pop(0))
         if undelivered:
-            self._database.release(key.ident, undelivered)
+            self._database.release(arguments.ident, undelivered)
         if len(elements) < count:
-            # The queue was empty, but possibly not for waiters that were added during the call.
+            # The queue was empty. Waiters that were added during the call try again first.
             for waiter in waiters_before:
-                if not waiter.may_wait and waiter.ident in self._allowed_idents:
+                if not waiter.waits_if_empty and waiter.ident in self._allowed_idents:
                     waiter.time_out()
         return len(elements)
 
@@ -271,7 +271,7 @@ class QueueWaiters:
                 self._fail_ident(ident, error)
                 continue
             if state.is_new:
-                # The listener had stopped listening, perhaps because of a changed rule: check all.
+                # Listening had ended, perhaps after a change of rules: check all nodes again.
                 self._allowed_idents.clear()
                 self._schedule.reset()
                 is_new = True

@@ -99,10 +99,10 @@ class CountingDatabase(RestDatabase):
         return await super().listen(*arguments)
 
 
-def reader_of_orders(tid: str = "tid", *, may_wait: bool) -> WaitingRequest:
+def reader_of_orders(tid: str = "tid", *, waits: bool) -> WaitingRequest:
     now, who = datetime.now(UTC), Credentials(1, "")
     later = now + timedelta(hours=1)
-    return WaitingRequest(tid, "orders", "worker", 120.0, False, may_wait, who, now, later)
+    return WaitingRequest(tid, "orders", "worker", 120.0, False, waits, who, now, later)
 
 
 def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
         space = CountingDatabase()
 
         def join(number: int) -> list[asyncio.Task[Any]]:
-            readers = [reader_of_orders(f"{len(tasks)} {n}", may_wait=True) for n in range(number)]
+            readers = [reader_of_orders(f"{len(tasks)} {n}", waits=True) for n in range(number)]
             return [asyncio.create_task(space.take(reader)) for reader in readers]
 
         tasks: list[asyncio.Task[Any]] = []
@@ -141,7 +141,7 @@ def test_a_reader_that_disconnects_when_served_returns_the_element(rest: World):
     rest.owner.ok("push", "worker", "orders", "x")
 
     async def scenario() -> None:
-        space, reader = RestDatabase("default"), reader_of_orders(may_wait=False)
+        space, reader = RestDatabase("default"), reader_of_orders(waits=False)
         # This runs before the waiting task continues.
         reader.result.add_done_callback(lambda _: task.cancel())
         task = asyncio.create_task(space.take(reader))

@@ -282,6 +282,7 @@ def test_missing_objects_are_404(worker: Caller):
     assert worker.call("GET", "q/nowhere/orders/status").status == 404
     assert "Unknown namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
     assert worker.call("GET", "nothing/at/all").status == 404
+    assert worker.call("GET", "q?all=1").detail == "unknown query argument 'all'; known: none"
     for method, argument, body, status, detail in (
         ("PUT", "", None, 405, "PUT is not supported here, only DELETE, GET, PATCH, POST"),
         ("PATCH", "", b'{"max_tries": 3}', 400, "PATCH takes no body here"),

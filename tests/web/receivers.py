@@ -93,7 +93,7 @@ async def joined(
 ) -> Any:
     """Register a receiver with a node that listens to topics, or observes them as O*."""
     box = box or Box()
-    await ok(hub.init(ident, box, events=events))
+    await ok(hub.init(ident, box, wants_events=events))
     function = "topic_observe" if ident.startswith("O") else "topic_listen"
     for topic in topics:
         await ok(hub.run(ident, box, function, topic))

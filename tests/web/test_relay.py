@@ -17,7 +17,7 @@ from project.postgres import Server
 from psqlmessages.conf import Settings
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import socket
-from psqlmessages.relay.protocol import OPERATIONS, UnreadableFrame, format_answer, parse_frame
+from psqlmessages.relay.protocol import OPERATIONS, InvalidFrame, format_answer, parse_frame
 from tests.sql.conftest import World
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -252,8 +252,8 @@ def test_the_conversation_runs_word_for_word(site: Site, world: World):
         json.loads(found)
 
 
-def refused(text: str) -> UnreadableFrame:
-    with pytest.raises(UnreadableFrame) as error:
+def refused(text: str) -> InvalidFrame:
+    with pytest.raises(InvalidFrame) as error:
         parse_frame(text)
     assert error.value.number == 57
     return error.value
@@ -280,11 +280,11 @@ WRONG = {
     '{"op":"init","ident":"a\\ud800"}': "ident has a lone surrogate at position 1",
     '{"op":"deinit","ref":NaN}': "it is not JSON: NaN is not a JSON number",
     '{"op":"deinit","ref":-Infinity}': "it is not JSON: -Infinity is not a JSON number",
-    '{"op":"deinit","ref":1e999}': "ref is longer than 100 characters",
+    '{"op":"deinit","ref":1e999}': "ref is not between -1e100 and 1e100",
     '{"op":"deinit","ref":true}': "ref is true, neither text nor a number",
     '{"op":"deinit","ref":"\\ud800"}': "ref has a lone surrogate at position 0",
     f'{{"op":"deinit","ref":"{"x" * 101}"}}': "ref is longer than 100 characters",
-    f'{{"op":"deinit","ref":{"9" * 101}}}': "ref is longer than 100 characters",
+    f'{{"op":"deinit","ref":-{"9" * 101}}}': "ref is not between -1e100 and 1e100",
     "[" * 100_000: "it is not JSON: it is nested too deeply",
 }
 

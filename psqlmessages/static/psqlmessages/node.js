@@ -23,8 +23,8 @@ const DENIED_CODE = 4401;
 const ABORTED = 56;
 const UNREACHABLE = 59;
 const TEMPORARY = [ABORTED, UNREACHABLE];
-// Errors that refuse the ident permanently, even after a reconnect. All others are then temporary:
-// for example 8, until the earlier connection has ended.
+// After a reconnect, only these errors refuse the ident permanently. All others are temporary: for
+// example 8, until the earlier connection has ended.
 const DENIED_ERRORS = [4, 5, 7, 54];
 const [MIN_DELAY_MS, MAX_DELAY_MS, TIMEOUT_MS] = [250, 10_000, 5000];
 
@@ -66,7 +66,7 @@ export class Node {
   _attempts = 0;
   _isFirst = true;
   _opened = deferred();
-  _prefix = crypto.getRandomValues(new Uint32Array(3)).join("-");
+  _tokenPrefix = crypto.getRandomValues(new Uint32Array(3)).join("-");
 
   constructor(ident, options) {
     this.ident = ident;
@@ -112,11 +112,11 @@ export class Node {
   }
 
   /**
-   * Call a node and wait for its answer, at most `timeout` milliseconds. Throws 56 if the node
-   * answered with an error. @param {string} node @param {any} body @returns {Promise<any>}
+   * Call a node and wait for its answer, at most `timeout` milliseconds. Throws a MessagesError, with the
+   * number 56 if the node answered with an error. @param {string} node @param {any} body @returns {Promise<any>}
    */
   async call(node, body, { timeout = TIMEOUT_MS } = {}) {
-    const token = `${this._prefix}-${++this._count}`;
+    const token = `${this._tokenPrefix}-${++this._count}`;
     const call = { node, ...deferred() };
     this._calls.set(token, call);
     const timeoutError = new MessagesError(null, `${node} did not answer in time`);
@@ -243,7 +243,7 @@ export class Node {
     await this._sendRetrying(opposite(op), topic, () => !this._topics[op].has(topic));
   }
 
-  /** Send a request. After these errors, retry until it succeeds or is no longer wanted. */
+  /** Send a request. After one of `retriedErrors`, retry until it succeeds or is no longer wanted. */
   async _sendRetrying(op, topic, isWanted, retriedErrors = [ABORTED]) {
     for (let attempts = 0; ; attempts++) {
       try {
@@ -263,8 +263,8 @@ export class Node {
     this._onEvent({ ...event, Err: String(number) });
   }
 
-  /** Join a topic again, after the relay's attempt failed temporarily; then report the event. */
-  async _registerAgain(op, topic) {
+  /** Join a topic again, because the relay's own attempt failed temporarily; then report a join. */
+  async _joinAgain(op, topic) {
     const topics = this._topics[op];
     const key = `${op} ${topic}`;
     const value = topics.get(topic);
@@ -286,7 +286,7 @@ export class Node {
   _onFrame(frame) {
     if ("ref" in frame) return this._onAnswer(frame);
     if (frame.Type === "Sys") return this._onEvent(frame);
-    const message = this._message(frame);
+    const message = this._toMessage(frame);
     const call = frame.Type === "Return" && this._calls.get(frame.Token);
     const listener = frame.Type === "Topic" && this._topics.topic_listen.get(message.to);
     if (call) this._onReturn(call, message);
@@ -312,7 +312,7 @@ export class Node {
       this._socket.close(1000);
     } else if (isOwn && name.includes("_un")) {
       const op = name.replace("_un", "_");
-      if (isTemporary && this._topics[op]?.has(topic)) this._registerAgain(op, topic);
+      if (isTemporary && this._topics[op]?.has(topic)) this._joinAgain(op, topic);
       else this._topics[op]?.delete(topic);
     } else if (name === "disconnect" || name === "crash") {
       const error = new MessagesError(null, `${ident} disconnected or crashed`);
@@ -327,7 +327,7 @@ export class Node {
     else call.reject(new MessagesError(ABORTED, body || error.message));
   }
 
-  _message(frame) {
+  _toMessage(frame) {
     const { Type: type, From: from, To: to, Token: token, Err: number = "0" } = frame;
     const message = { type, from, to, token, header: frame };
     if (number !== "0") message.error = new MessagesError(Number(number), frame.Errstr);

@@ -1,17 +1,17 @@
 /**
  * Admin: shows times in the reader's zone, selects all rows, and keeps fragments up to date.
  *
- * While a fragment cannot be updated, it is grey, and the element .is-live says why.
+ * While the fragments cannot be updated, they are grey, and the elements with data-liveness say why.
  */
 
 import { setText } from "../monitor/dom.js";
 import { pollFragments, showFragments } from "../monitor/fragments.js";
 
-// Django's label of the search field is a picture.
+// Django's label of the search field is an image: use its text.
 const search = document.getElementById("searchbar");
 search?.setAttribute("aria-label", search.labels[0]?.querySelector("img")?.alt ?? "Search");
 
-/** Name a field of Select2, whose own name is its value: none while it is empty. */
+/** Label a field of Select2 for screen readers: Select2 labels it only with its value, if it has one. */
 function nameSelect(selection) {
   const [label] = selection.closest(".select2")?.previousElementSibling?.labels ?? [];
   const value = selection.querySelector(".select2-selection__rendered");
@@ -21,7 +21,7 @@ function nameSelect(selection) {
   value.setAttribute("aria-label", label.textContent.trim());
 }
 
-// After Django's own callback, which makes the fields.
+// Django's own callback, which creates the fields, runs first.
 globalThis.django?.jQuery?.(() => document.querySelectorAll(".select2-selection").forEach(nameSelect));
 
 if (document.querySelector("[data-fragment]")) {

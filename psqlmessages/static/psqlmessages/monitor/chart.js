@@ -14,7 +14,7 @@ export class Chart {
   #seconds = new Map();
   #drawnAt = 0;
 
-  /** Add the seconds of a frame; a snapshot replaces them. */
+  /** Add the seconds of a frame; those of a snapshot replace all others. */
   update(frame) {
     if (frame.op === "snapshot") this.#seconds.clear();
     for (const [second, messages, bytes] of frame.topic?.seconds ?? []) {

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Return the element with this id, which must exist. */
+/** Return the element with this id; null if there is none. */
 export const byId = (id) => document.getElementById(id);
 
 /**
@@ -29,7 +29,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** Add a card with this name to a strip of cards; return its elements. */
+/** Add a card with this name to a strip of cards; return the card, and its elements for value and note. */
 export function addCard(strip, name) {
   const [value, note] = [h("dd", { class: "value" }, "…"), h("dd", { class: "note" })];
   const card = h("div", {}, h("dt", {}, name), value, note);

@@ -6,7 +6,7 @@ import { gettext, ngettext } from "./i18n.js";
 
 const MAX_EVENTS = 60;
 const RESTARTED = "restarted";
-// The kind of an event, for its colour, and its sentence.
+// For each event: its kind, which sets the colour, and its sentence.
 const SENTENCES = {
   connect: ["joins", gettext("NODE connected")],
   disconnect: ["leaves", gettext("NODE disconnected")],
@@ -32,7 +32,7 @@ export class Events {
     this.#topic = topic;
   }
 
-  /** Add the events of a frame; a snapshot replaces them. */
+  /** Add the events of a frame; those of a snapshot replace the list. */
   update(frame) {
     if (frame.op === "snapshot") {
       this.#newest = 0;
@@ -50,7 +50,7 @@ export class Events {
     show(this.#empty, this.#list.children.length === 0);
   }
 
-  /** Remove what a restart of PostgreSQL at this time has caused, and its earlier line. */
+  /** Remove the crashes since this restart of PostgreSQL, and the earlier line about the restart. */
   #removeCrashes(at) {
     for (const item of [...this.#list.children]) {
       if (["crash", RESTARTED].includes(item.dataset.event) && Number(item.dataset.at) >= at) item.remove();

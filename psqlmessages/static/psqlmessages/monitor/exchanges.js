@@ -9,7 +9,7 @@ import { polling } from "./poll.js";
 import { Table } from "./table.js";
 
 const OUTCOMES = ["ok", "no_route", "discarded", "too_many_hops", "failed"];
-// Queues for elements without a destination, by outcome; shown if they were used.
+// The queue for elements with one of these outcomes; shown if it was used.
 const UNROUTED = { no_route: "__no_route__", too_many_hops: "__too_many_hops__" };
 
 const WINDOW_SECONDS = 10;
@@ -98,7 +98,7 @@ function exchangeNode(exchange) {
   const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
   const isBlocked = exchange.missing_rules.length > 0;
   const isIdle = !exchange.is_running || !exchange.workers || isBlocked;
-  // The state of a blocked exchange is too long for its box.
+  // The state text of a blocked exchange is too long for the box in the graph.
   const idleNote = isBlocked ? gettext("blocked") : state;
   const note = isIdle ? idleNote : perSecond(takeRate);
   return {

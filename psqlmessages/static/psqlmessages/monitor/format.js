@@ -34,14 +34,14 @@ export function size(bytes) {
   return `${tenth.format(bytes / 1e9)} GB`;
 }
 
-/** A duration in seconds, from microseconds up. */
+/** A duration in ms, s or min. */
 export function duration(seconds) {
   if (seconds < 0.01) return `${tenth.format(seconds * 1000)} ms`;
   if (seconds < 1) return `${whole.format(seconds * 1000)} ms`;
   return seconds < 60 ? `${tenth.format(seconds)} s` : `${whole.format(seconds / 60)} min`;
 }
 
-/** An elapsed time in one unit, from seconds to days. */
+/** An elapsed time in whole s, min, h or d. */
 export function elapsed(seconds) {
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;

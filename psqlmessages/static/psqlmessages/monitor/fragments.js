@@ -45,7 +45,7 @@ function showLocalTimes() {
   }
 }
 
-/** Make a node equal to another one, and keep as many of its nodes as possible. */
+/** Make a shown node equal to the wanted one, and keep as many nodes below it as possible. */
 function update(shown, wanted) {
   if (shown.isEqualNode(wanted)) return;
   if (shown.nodeType !== Node.ELEMENT_NODE) {

@@ -1,9 +1,9 @@
 /**
- * Graph drawing: an SVG of queues and exchanges. It is drawn again only if nodes or edges are added
- * or removed; other changes update its elements in place, so that the focus stays.
+ * Graph drawing: an SVG of queues and exchanges. It is drawn again only if its width, nodes or edges
+ * change; new numbers and states update its elements in place, so that the focus stays.
  *
  * @typedef {{id: string, kind: "queue"|"exchange", name: string, note: string, label: string,
- *   url: string, isIdle: boolean}} Node `label` is for screen readers, `isIdle`: paused, stopped or unknown
+ *   url: string, isIdle: boolean}} Node `label` is for screen readers, `isIdle`: drawn with a dashed outline
  * @typedef {{id: string, from: string, to: string, kind: "take"|"copy"|"unrouted", text: string,
  *   label: string, isBusy: boolean, isInCycle: boolean}} Edge
  */
@@ -17,7 +17,7 @@ const MARGIN = 12;
 const ARROW = 7;
 const WIDE = { width: 156, gap: 84, characters: 19 };
 const NARROW = { width: 112, gap: 48, characters: 13 };
-const NARROW_BELOW = 560;
+const NARROW_PIXELS = 560;
 // The smallest scale at which a graph is readable; a wider graph scrolls.
 const MIN_SCALE = 0.8;
 
@@ -43,7 +43,7 @@ export class Graph {
    */
   draw(nodes, edges) {
     this.#arguments = [nodes, edges];
-    const isNarrow = this.#box.clientWidth < NARROW_BELOW;
+    const isNarrow = this.#box.clientWidth < NARROW_PIXELS;
     const shape = JSON.stringify([
       this.#box.clientWidth,
       nodes.map(({ id, kind, name, url }) => [id, kind, name, url]),
@@ -168,10 +168,10 @@ function arrow(points, isNarrow) {
     : `M${end.x},${end.y}l${back},${-side}v${2 * side}z`;
 }
 
-/** The place of an edge's label: nearer to the queue, because edges are further apart there. */
+/** The place of an edge's label: nearer to the queue, where edges are further apart. */
 function labelPlace(points, kind, isNarrow) {
   const [from, to] = kind === "take" ? points.slice(0, 2).reverse() : points.slice(-2);
-  const t = 0.64;
+  const t = 0.64; // the point of the Bézier curve, from 0 (from) to 1 (to)
   const bend = 3 * t * t - 2 * t * t * t;
   const mix = (a, b, share) => a + (b - a) * share;
   return isNarrow

@@ -125,7 +125,7 @@ function assignLayers(nodes, edges) {
   return layers;
 }
 
-/** The rows of items, one per layer. An edge over several layers has a lane in each layer between. */
+/** The rows of items, one per layer. Items are nodes, and lanes: an edge has a lane in each layer that it passes. */
 function addLanes(nodes, edges, layers) {
   const depth = Math.max(-1, ...layers.values()) + 1;
   const rows = Array.from({ length: depth }, () => []);
@@ -150,20 +150,20 @@ function addLanes(nodes, edges, layers) {
   return { rows, lanes: { chains, pairs } };
 }
 
-/** Sort each row by the mean place of connected items, in a few sweeps: fewer edges cross. */
+/** Sort each row by the mean place of connected items, in a few sweeps, so that fewer edges cross. */
 function reorder(rows, pairs) {
   const before = groupBy(pairs, ([, to]) => to, ([from]) => from);
   const after = groupBy(pairs, ([from]) => from, ([, to]) => to);
   const places = new Map();
-  const number = (row) => row.forEach((item, index) => places.set(item, index));
-  rows.forEach(number);
+  const setPlaces = (row) => row.forEach((item, index) => places.set(item, index));
+  rows.forEach(setPlaces);
   for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
     const isDown = sweep % 2 === 0;
     for (const row of isDown ? rows : [...rows].reverse()) {
       const neighbours = isDown ? before : after;
       const wanted = new Map(row.map((item) => [item, mean(neighbours.get(item), (each) => places.get(each)) ?? places.get(item)]));
       row.sort((a, b) => wanted.get(a) - wanted.get(b));
-      number(row);
+      setPlaces(row);
     }
   }
 }
@@ -229,7 +229,7 @@ function computeRoutes(edges, chains) {
   return result;
 }
 
-/** The positions of edges at the side of each item, evenly distributed. */
+/** The position of each edge at the side of its item: the edges of an item are evenly distributed. */
 function computePorts(sides) {
   const result = new Map();
   for (const [item, uses] of sides) {

@@ -4,13 +4,14 @@ import { addCard, byId, setText } from "./dom.js";
 import { count, duration, percent, size, UNKNOWN } from "./format.js";
 import { gettext, ngettext } from "./i18n.js";
 
+// From these values on, a card shows a problem.
 const QUEUE_LIMIT = 0.1;
 const LOCK_SECONDS = 1;
 const LAG_SECONDS = 1;
 
 const orUnknown = (value, format) => (value === null || value === undefined ? UNKNOWN : format(value));
 
-function queue({ usage, holders }) {
+function notificationQueue({ usage, holders }) {
   const holder = holders?.[0];
   const isProblem = usage >= QUEUE_LIMIT || Boolean(holder);
   let note = holders ? gettext("no session holds it back") : gettext("the blocking session is unknown");
@@ -34,9 +35,9 @@ function commitLock({ waiting, waiting_seconds: seconds, waiting_for: pid }) {
   return [orUnknown(waiting, (n) => gettext("{number} waiting", { number: count(n) })), orUnknown(waiting, () => note), isProblem];
 }
 
-// Each function returns the value, a note, and whether there is a problem.
+// The name of each card, and a function that returns its value, its note, and whether there is a problem.
 const CARDS = [
-  [gettext("Notification queue"), queue],
+  [gettext("Notification queue"), notificationQueue],
   [gettext("NOTIFY lock"), commitLock],
   [gettext("Sessions"), (health) => [orUnknown(health.sessions, count), orUnknown(health.nodes, (n) => ngettext("with {number} node", "with {number} nodes", n, { number: count(n) })), false]],
   [gettext("Large bodies"), (health) => [orUnknown(health.bodies, (n) => `≈ ${count(n)}`), orUnknown(health.bodies_size, (n) => gettext("{size} on disk", { size: size(n) })), false]],

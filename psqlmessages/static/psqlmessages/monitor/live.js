@@ -3,9 +3,9 @@
  *
  * @typedef {{is: string, text: string, since: number|null, missingRole: string|null}} Liveness
  *   `is`: "live", or the reason why the data is not live: "connecting", "starting", "away" (the server
- *   has lost PostgreSQL), "not_observing" (a rule is missing), "unchecked" (the user), "silent" (no
- *   frame for 5 s), "lost" (the WebSocket) or "denied" (the page does not reconnect);
- *   `text`: a sentence for the reader; `since`: since when the monitor has observed without a gap
+ *   has lost PostgreSQL), "not_observing" (a rule is missing), "unchecked" (the user's permission is
+ *   unknown), "silent" (no frame for 5 s), "lost" (no WebSocket) or "denied" (the page does not reconnect);
+ *   `text`: a sentence for the reader; `since`: the start of the present observation without a gap
  */
 
 import { gettext } from "./i18n.js";
@@ -36,7 +36,7 @@ const ABNORMAL_CLOSURE = 1006;
  * @param {object} options
  * @param {string} [options.path] of the WebSocket, by default /ws/monitor/
  * @param {string|null} [options.topic] the topic to show; null for the list
- * @param {{q?: string, sort?: string, page?: number}} [options.list] which page of the list
+ * @param {{q?: string, sort?: string, page?: number}} [options.list] filter, order and page of the list
  * @param {(frame: object) => void} options.onframe called with a snapshot, then with updates of it
  * @param {(liveness: Liveness) => void} options.onliveness called at each change
  * @returns {{watch: (topic: string) => void, watchList: (list: object) => void, close: () => void}}
@@ -60,7 +60,7 @@ export function connect({ path = "/ws/monitor/", topic = null, list = {}, onfram
     if (socket === null || socket.readyState !== WebSocket.OPEN) {
       return isFirst ? { is: "connecting" } : { is: "lost", text: lostText };
     }
-    // Connected again, but without a frame yet: the connection may be lost for the same reason.
+    // Connected again, but without a frame yet: the connection may soon be lost again.
     if (lostText) return { is: "lost", text: lostText };
     if (performance.now() - receivedAt > SILENT_MS) return { is: "silent" };
     return state;
@@ -103,7 +103,7 @@ export function connect({ path = "/ws/monitor/", topic = null, list = {}, onfram
     request({ op: "echo", n: frame.n });
   }
 
-  /** The state for a frame without data: a gap begins at the last frame with data. */
+  /** The state after a frame without data: a gap begins at the last frame with data. */
   function withGap(is) {
     const { since = null, gaps = [] } = state;
     return { is, since, gaps: gaps.at(-1)?.[1] === null ? gaps : [...gaps, [frameAt, null]] };

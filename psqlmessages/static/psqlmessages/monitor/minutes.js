@@ -1,4 +1,4 @@
-/** Minutes: the chart of the counts per minute of a topic or a queue. Periods that nobody counted are gaps. */
+/** Minutes: the history chart of a topic or a queue, from counts per minute. Periods without counts are gaps. */
 
 import { byId, setText } from "./dom.js";
 import { count, date, messagesText, size } from "./format.js";
@@ -74,12 +74,12 @@ function topicPanels(line) {
 }
 
 function queuePanels(line, steps) {
-  const waiting = {
+  const backlogLine = {
     name: gettext("backlog"), colour: "accent", values: steps.map(({ backlog }) => backlog),
     texts: steps.map(({ at, backlog }) => `${date(at)}: ${gettext("{number} in the queue", { number: count(backlog ?? 0) })}`),
   };
   return [
-    { title: gettext("elements in the queue"), minAxisMax: 0, isStep: true, lines: [waiting] },
+    { title: gettext("elements in the queue"), minAxisMax: 0, isStep: true, lines: [backlogLine] },
     { title: gettext("elements/s"), minAxisMax: 0, lines: [
       line(gettext("in"), "accent", 0, (number) => gettext("{number} in", { number: count(number) })),
       line(gettext("out"), "second", 1, (number) => gettext("{number} out", { number: count(number) })),

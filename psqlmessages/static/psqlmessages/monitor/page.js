@@ -33,7 +33,7 @@ export const now = () => Date.now() / 1000 + clockOffset;
  * @param {string|null} topic the topic to show; null for the list
  * @param {(frame: object) => void} onframe
  * @param {(options: object) => any} [open] by default opens the WebSocket
- * @param {object} [list] which page of the list
+ * @param {object} [list] the filter, order and page of the list of topics
  * @returns {any} the result of open
  */
 export function start(topic, onframe, open = connect, list = {}) {
@@ -61,13 +61,13 @@ export function topicUrl(name) {
 }
 
 function showLiveness(liveness) {
-  // The data is up to date also while no job counts.
+  // The data is up to date, even if no job counts new messages.
   const isLive = ["live", "not_counting"].includes(liveness.is);
   const pill = byId("pill");
   pill.dataset.is = liveness.is;
-  const isSince = liveness.is === "live" && liveness.since;
+  const hasStart = liveness.is === "live" && liveness.since;
   const text = PILLS[liveness.is] ?? gettext("not live");
-  setText(pill, isSince ? gettext("live since {time}", { time: clock(liveness.since) }) : text);
+  setText(pill, hasStart ? gettext("live since {time}", { time: clock(liveness.since) }) : text);
   document.documentElement.classList.toggle("stale", !isLive);
   byId("banner").dataset.is = liveness.is;
   showBanner(liveness, isLive);
@@ -78,12 +78,12 @@ function showBanner({ is, text, missingRole }, isLive) {
   show(byId("banner"), !isLive && is !== "connecting" && is !== "starting");
   setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? gettext("Not live.")));
   const sentence = byId("banner-text");
-  setText(sentence, missingRole ? ruleText(missingRole) : withAge(is, text));
+  setText(sentence, missingRole ? ruleText(missingRole) : withWarning(is, text));
   if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, gettext("Log in again")));
   show(byId("missing-rule"), Boolean(missingRole));
 }
 
-function withAge(is, text) {
+function withWarning(is, text) {
   const isOutdated = hasData && is !== "live" && is !== "not_observing";
   return isOutdated ? `${text} ${gettext("The numbers are out of date.")}` : text;
 }

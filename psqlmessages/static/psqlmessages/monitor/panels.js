@@ -6,7 +6,7 @@ import { gettext } from "./i18n.js";
 const NARROW_PIXELS = 560;
 const AXIS_PIXELS = 34;
 const TITLE_PIXELS = 28;
-// An unknown period that is narrower than this gets no label: it does not fit.
+// An unknown period that is narrower than this gets no label, which would not fit.
 const MIN_LABELLED_PIXELS = 96;
 // A line with more points has no dots.
 const MAX_DOTS = 120;
@@ -24,9 +24,9 @@ const PLAIN = (number) => (number < 1 ? `${significant(number)}` : withPrefix(nu
 
 /**
  * @typedef {{name: string, values: (number|null)[], texts: string[], colour: string, from?: number[]}} Line
- *   `colour` is the name of a CSS variable; null values are gaps; `from`: the lower edge of an area
+ *   `colour`: the name of a CSS variable; null values are gaps; `from`: the lower edge, if it is not 0
  * @typedef {{title: string, minAxisMax: number, axis?: (number: number) => string, isStep?: boolean, isStacked?: boolean, lines: Line[]}} Panel
- *   `minAxisMax`: lowest maximum of the axis; `axis`: formats its numbers; `isStep`: filled, each value as wide as its window
+ *   `minAxisMax`: lowest maximum of the axis; `axis`: formats its numbers; `isStep`: draw filled areas, each value as wide as its window
  */
 
 /**
@@ -52,7 +52,7 @@ export function draw(element, times, window, panels, formatTime = localTime, unk
  * @param {Line[]} layers from bottom to top
  * @param {(unix: number) => string} formatTime
  */
-export function stacked(element, times, window, layers, formatTime = localTime) {
+export function drawStacked(element, times, window, layers, formatTime = localTime) {
   let sums = times.map(() => 0);
   const lines = layers.map((layer) => {
     const from = sums;
@@ -62,7 +62,7 @@ export function stacked(element, times, window, layers, formatTime = localTime) 
   draw(element, times, window, [{ title: gettext("messages/s"), minAxisMax: 0, isStep: true, isStacked: true, lines }], formatTime);
 }
 
-/** A panel with a line for each percentile. `read` returns it, given a value and its index. */
+/** A panel with a line for each percentile. `read` returns the percentile with an index from a step's value. */
 export function percentilesPanel(title, axis, minAxisMax, steps, read, describe) {
   const lines = PERCENTILES.map(([name, colour], index) => ({
     name, colour,
@@ -85,7 +85,7 @@ function drawingOf(element) {
   return drawings.get(element);
 }
 
-/** The chart of an element. The texts of the window under the pointer stay in a tooltip, also if the chart is drawn again. */
+/** The chart of an element. Its tooltip, the texts of the window under the pointer, stays if the chart is drawn again. */
 class Drawing {
   #element;
   #tooltip = h("p", { class: "tooltip", hidden: "" });
@@ -196,11 +196,11 @@ function panelParts(panel, { unknownText }, area) {
     svg("text", { x: left - 8, y: y(number) + 4, "text-anchor": "end" }, (panel.axis ?? PLAIN)(number)),
   ]);
   const unknown = unknownText ? spans(panel.lines[0].values, (value) => value === null) : [];
-  const paint = panel.isStep ? areaParts : lineParts;
-  return [...unknown.flatMap((span) => shade(span, unknownText, area)), ...grid, ...titleParts(panel, area), ...panel.lines.flatMap((line) => paint(line, panel, area, y))];
+  const partsOf = panel.isStep ? areaParts : lineParts;
+  return [...unknown.flatMap((span) => shade(span, unknownText, area)), ...grid, ...titleParts(panel, area), ...panel.lines.flatMap((line) => partsOf(line, panel, area, y))];
 }
 
-/** Shade a period without values, with a label if there is space. */
+/** The shade of a period without values, with a label if there is space. */
 function shade([from, to], text, { x, top, bottom }) {
   const [left, right] = [x(from), x(to)];
   const rectangle = svg("rect", { class: "unknown", x: left, width: right - left, y: top, height: bottom - top });

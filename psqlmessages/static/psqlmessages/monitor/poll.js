@@ -1,4 +1,4 @@
-/** Poll: requests data every two seconds. A replacement for live.js with the same callbacks. */
+/** Poll: requests data every two seconds, for pages without a WebSocket. Calls the callbacks of live.js. */
 
 import { gettext } from "./i18n.js";
 import { TEXTS as LIVE_TEXTS } from "./live.js";
@@ -16,14 +16,14 @@ const DENIED = {
 /**
  * Request data from URLs while the page is visible.
  *
- * @param {string|(() => string[])} path one URL of JSON, or a function that returns the present URLs
+ * @param {string|(() => string[])} source one URL, or a function that returns the present URLs
  * @param {(responses: Response[]) => Promise<object>} [read] reads a frame from the answers
  * @param {(frame: object) => string} [stateOf] the state of the page after a frame
  * @returns {(options: {onframe: (frame: object) => void, onliveness: (liveness: object) => void}) => () => void}
- *   its result requests the data now
+ *   starts to poll, and returns a function that requests the data immediately
  */
-export function polling(path, read = ([response]) => response.json(), stateOf = () => "live") {
-  const urls = typeof path === "string" ? () => [path] : path;
+export function polling(source, read = ([response]) => response.json(), stateOf = () => "live") {
+  const urls = typeof source === "string" ? () => [source] : source;
   return ({ onframe, onliveness }) => {
     let timer = 0;
     let isRequesting = false;
@@ -64,7 +64,7 @@ export function polling(path, read = ([response]) => response.json(), stateOf = 
           return false;
         }
         const frame = await read(responses);
-        // The reader has filtered or sorted in the meantime.
+        // The reader has filtered or sorted meanwhile, so this frame is outdated.
         if (requested.join("\n") !== urls().join("\n")) return await fetchFrame();
         receivedAt = performance.now();
         since ??= frame.now;

@@ -1,20 +1,20 @@
 /**
  * Refresh: keeps the fragments of a page of the monitor up to date.
  *
- * A form with data-filter and links with data-list-link change the URL without loading the page again.
+ * A form with data-filter, or a link with data-list-link, changes the URL and only requests the fragments.
  */
 
 import { pollFragments, showFragments } from "./fragments.js";
 import { start } from "./page.js";
 
-// A list is requested this long after the last key in its filter.
+// The fragments are requested this long after the last input in a filter.
 const TYPING_MS = 250;
 
 const request = start(null, showFragments, pollFragments);
 
 // Filter, sort and page
 
-function go(search) {
+function changeQuery(search) {
   history.replaceState(null, "", search || location.pathname);
   request();
 }
@@ -22,7 +22,7 @@ function go(search) {
 function filter(form) {
   const values = [...new FormData(form)].filter(([, value]) => value !== "");
   const query = new URLSearchParams(values).toString();
-  go(query && `?${query}`);
+  changeQuery(query && `?${query}`);
 }
 
 let typingTimer = 0;
@@ -41,5 +41,5 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest("a[data-list-link]");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
-  go(link.getAttribute("href"));
+  changeQuery(link.getAttribute("href"));
 });

@@ -13,7 +13,7 @@ export function wasObserved(state, from, to) {
 }
 
 /**
- * The message counts of the last 10 minutes in buckets of 10 s; null for a bucket without observation.
+ * The message counts of the last 10 minutes in buckets of 10 s; null if a count is unknown.
  *
  * @param {Map<number, number>} buckets message counts by bucket; empty buckets are missing
  * @param {number} now Unix time
@@ -25,7 +25,7 @@ export function lastBuckets(buckets, now, state) {
   return Array.from({ length: BUCKETS }, (_, index) => {
     const bucket = newest - BUCKETS + 1 + index;
     const messages = buckets.get(bucket) ?? 0;
-    // A partly observed bucket shows its count.
+    // A partly observed bucket shows its count. If that is 0, the count is unknown.
     return messages || (wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS) ? 0 : null);
   });
 }

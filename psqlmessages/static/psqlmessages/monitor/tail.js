@@ -4,7 +4,7 @@ import { byId, h, setText, show } from "./dom.js";
 import { clock, date, size } from "./format.js";
 import { gettext } from "./i18n.js";
 
-// The server sends the last 50 when the page opens; an open page keeps more.
+// The server sends the last 50 messages when the page opens; an open page keeps more.
 const MAX_MESSAGES = 1000;
 
 /** The list of messages. */
@@ -21,7 +21,7 @@ export class Tail {
     this.#filter.addEventListener("input", () => this.#applyFilter([...this.#list.children]));
   }
 
-  /** Add the messages of a frame; a snapshot replaces them. */
+  /** Add the messages of a frame; those of a snapshot replace the list. */
   update(frame) {
     const isSnapshot = frame.op === "snapshot";
     if (this.#waiting !== null) {
@@ -48,7 +48,7 @@ export class Tail {
     this.#showWhetherEmpty();
   }
 
-  /** Hide those of these messages whose sender and body do not contain the text. */
+  /** Show only the given messages whose sender or body contains the text of the filter; hide the others. */
   #applyFilter(items) {
     const text = this.#filter.value.trim().toLowerCase();
     for (const each of items) {

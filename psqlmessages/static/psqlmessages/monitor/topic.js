@@ -1,4 +1,4 @@
-/** Topic: the page of one topic. */
+/** Topic: the page of one topic, made of parts: chart.js, events.js, topic_status.js, tail.js (with the filter). */
 
 import { Chart } from "./chart.js";
 import { addCard, byId, setText } from "./dom.js";

@@ -1,4 +1,4 @@
-/** Topics: a page of the list of topics, with health and events. The server filters, sorts and divides the list. */
+/** Topics: the list of topics, with health and events. The server filters and sorts, and sends one page of the list. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { Events } from "./events.js";
@@ -24,7 +24,7 @@ const health = new Health();
 const events = new Events();
 let state = { since: null, gaps: [] };
 let query = readUrl();
-/** The shown page: what the server sent last for this query. */
+/** The shown page of the list: the last one for this query; null until the server has sent it. */
 let page = null;
 let arrangedAt = 0;
 
@@ -57,7 +57,7 @@ function updateTopic(row) {
 
 // Rows
 
-/** Show the rows of the page in its order. Moves only rows in a wrong place: a moved row loses the focus. */
+/** Show the rows in the order of the page. Moves only rows in a wrong place: a moved row loses the focus. */
 function arrange() {
   arrangedAt = performance.now();
   const names = new Set(page.names);
@@ -153,7 +153,7 @@ function readUrl() {
   };
 }
 
-function go(changes) {
+function changeQuery(changes) {
   query = { ...query, ...changes };
   page = null;
   const changed = Object.entries(query).filter(([name, value]) => value !== DEFAULTS[name]);
@@ -175,16 +175,16 @@ let typingTimer = 0;
 byId("filter").value = query.q;
 byId("filter").addEventListener("input", ({ target }) => {
   clearTimeout(typingTimer);
-  typingTimer = setTimeout(() => go({ q: target.value, page: 1 }), TYPING_MS);
+  typingTimer = setTimeout(() => changeQuery({ q: target.value, page: 1 }), TYPING_MS);
 });
-byId("previous").addEventListener("click", () => go({ page: query.page - 1 }));
-byId("next").addEventListener("click", () => go({ page: query.page + 1 }));
+byId("previous").addEventListener("click", () => changeQuery({ page: query.page - 1 }));
+byId("next").addEventListener("click", () => changeQuery({ page: query.page + 1 }));
 for (const button of document.querySelectorAll("[data-sort]")) {
   button.addEventListener("click", () => {
     const { sort } = button.dataset;
     // The first click on a column of numbers sorts the largest first.
     const isDescending = query.sort.replace(/^-/, "") === sort ? !query.sort.startsWith("-") : sort !== "topic";
-    go({ sort: isDescending ? `-${sort}` : sort, page: 1 });
+    changeQuery({ sort: isDescending ? `-${sort}` : sort, page: 1 });
   });
 }
 showSort();

@@ -1,4 +1,4 @@
-/** Traffic: messages per topic, as counted by the pipeline, and its jobs. */
+/** Traffic: messages per topic, as counted by the pipeline, and the pipeline's jobs. Has its own filter. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { age, count, duration, elapsed, rate, size } from "./format.js";
@@ -51,7 +51,7 @@ function topicRow({ topic, count: messages, bytes, points, latency, size: sizes 
   ];
 }
 
-/** Without a running job the numbers are those of the database, but new messages are not counted. */
+/** The state of the page. Without a running job, the numbers in the database are shown but do not grow. */
 function stateOf({ is_counting: isCounting }) {
   return isCounting ? "live" : "not_counting";
 }

@@ -2,7 +2,7 @@
 
 // A running job without lag has counted all messages that are older than this.
 const DELAY_SECONDS = 3;
-// Show a window when so much of it is counted; a shorter window when it is complete.
+// Show the value of a window once this much of it is counted; of a shorter window, once it is complete.
 const MIN_SECONDS = 60;
 
 /**
@@ -10,8 +10,8 @@ const MIN_SECONDS = 60;
  *
  * @template T
  * @param {{begin: number, now: number, window: number, since: number|null, until: number|null, is_counting: boolean, lag: number}} frame
- *   `since`, `until`: start of the oldest window of any topic, and end of the newest;
- *   `is_counting`: a job is running, and is `lag` seconds behind
+ *   `since`: the start of the oldest counted window of any topic; `until`: the end of the newest one;
+ *   `is_counting`: whether a job is running; `lag`: how many seconds it is behind
  * @param {Map<number, T>} values by the start of their window
  * @param {T} empty the value of a window without messages
  * @returns {{at: number, seconds: number, value: T|null}[]} oldest first; `seconds`: the part

@@ -1,8 +1,8 @@
-/** Report: the charts of a standalone page. Names are in JSON data, and are inserted as text. */
+/** Report: the charts and the graph of a standalone page. Names come from JSON, and are inserted as text. */
 
 import { byId, h } from "../monitor/dom.js";
 import { count, duration, rate, size } from "../monitor/format.js";
-import { BYTES, draw, percentilesPanel, SECONDS, stacked } from "../monitor/panels.js";
+import { BYTES, draw, drawStacked, percentilesPanel, SECONDS } from "../monitor/panels.js";
 import { Graph } from "../monitor/graph_draw.js";
 
 const PRINTED_WIDTH = "680px";
@@ -32,11 +32,11 @@ function drawCharts() {
   const latencies = percentilesPanel("latency until the pipeline", SECONDS, 0, steps, seconds, (value) => `within ${duration(value)}`);
   const sizes = percentilesPanel("size of bodies", BYTES, 0, steps, (amount, index) => amount?.size?.[index] ?? null, (value) => `at most ${size(value)}`);
   draw(byId("shares"), times, data.step, hasLatency ? [latencies, sizes] : [sizes], utc);
-  stacked(byId("busiest"), times, data.step, layers(), utc);
+  drawStacked(byId("busiest"), times, data.step, busiestLayers(), utc);
 }
 
-/** The busiest topics, and the sum of the others. */
-function layers() {
+/** The layers of the busiest topics, and one for the sum of all other topics. Also writes their key. */
+function busiestLayers() {
   const rest = new Map(times.map((at) => [at, amounts.get(at)?.count ?? 0]));
   const busiest = data.points.map(([name, points], index) => {
     const counts = new Map(points);
@@ -84,18 +84,18 @@ function drawGraph() {
   new Graph(byId("graph")).draw([...queues, ...exchanges], edges);
 }
 
-function edge(id, from, to, kind, number, what) {
-  return { id, from, to, kind, text: count(number), label: `${count(number)} ${what}`, isBusy: number > 0, isInCycle: false };
+function edge(id, from, to, kind, number, description) {
+  return { id, from, to, kind, text: count(number), label: `${count(number)} ${description}`, isBusy: number > 0, isInCycle: false };
 }
 
 if (data.steps.length) {
   drawCharts();
   // Print charts in the width of the paper and in the light colour scheme.
-  const print = (isPrinting) => () => {
+  const redraw = (isPrinting) => () => {
     for (const chart of document.querySelectorAll(".chart")) chart.style.width = isPrinting ? PRINTED_WIDTH : "";
     drawCharts();
   };
-  addEventListener("beforeprint", print(true));
-  addEventListener("afterprint", print(false));
+  addEventListener("beforeprint", redraw(true));
+  addEventListener("afterprint", redraw(false));
 }
 if (data.exchanges.length) drawGraph();

@@ -1,6 +1,6 @@
-/** Page of the API: Swagger UI is dark while the reader's colour scheme is. */
+/** Page of the API: shows Swagger UI in the reader's colour scheme. */
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
-dark.addEventListener("change", follow);
-follow();
+const applyScheme = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", applyScheme);
+applyScheme();
