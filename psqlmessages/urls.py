@@ -11,30 +11,30 @@ from psqlmessages.monitor import graph, nodes, now, queues, streams, traffic, vi
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.minutes import history_data
-from psqlmessages.monitor.names import TopicConverter
+from psqlmessages.monitor.names import ObjectNameConverter
 from psqlmessages.monitor.stored_messages import stored_messages
 from psqlmessages.monitor.topic_actions import send_test_message
 from psqlmessages.rest.urls import patterns
 
-register_converter(TopicConverter, "topic")
+register_converter(ObjectNameConverter, "name")
 
 app_name = "psqlmessages"
 
 urlpatterns = [
     path("monitor/", now.now, name="monitor"),
     path("monitor/topics/", views.topics, name="monitor_topics"),
-    path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
+    path("monitor/topics/<name:name>/", views.topic, name="monitor_topic"),
     path("monitor/queues/", queues.queue, name="monitor_queues"),
-    path("monitor/queues/<topic:name>/", queues.queue, name="monitor_queue"),
+    path("monitor/queues/<name:name>/", queues.queue, name="monitor_queue"),
     path("monitor/streams/", streams.streams, name="monitor_streams"),
-    path("monitor/streams/<topic:name>/", streams.stream, name="monitor_stream"),
+    path("monitor/streams/<name:name>/", streams.stream, name="monitor_stream"),
     path(
-        "monitor/subscriptions/<int:pk>/<str:name>/",
+        "monitor/subscriptions/<int:pk>/<str:action>/",
         streams.operate,
         name="monitor_subscription_action",
     ),
     path("monitor/nodes/", nodes.nodes, name="monitor_nodes"),
-    path("monitor/nodes/<topic:name>/", nodes.node, name="monitor_node"),
+    path("monitor/nodes/<name:name>/", nodes.node, name="monitor_node"),
     path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),
     path("monitor/exchanges/figures/", graph.graph_data, name="monitor_exchanges_figures"),
     path("monitor/traffic/", traffic.traffic, name="monitor_traffic"),
@@ -43,7 +43,7 @@ urlpatterns = [
     path("monitor/history/", history_data, name="monitor_history"),
     path("monitor/send/", send_test_message, name="monitor_send"),
     path("monitor/stored/", stored_messages, name="monitor_stored"),
-    # The translations of texts in the scripts: the catalog "djangojs" of this app or the project.
+    # Translations for the scripts: the catalogs "djangojs" of this app and of LOCALE_PATHS.
     path(
         "monitor/texts.js",
         JavaScriptCatalog.as_view(packages=["psqlmessages"]),
@@ -56,9 +56,9 @@ urlpatterns = [
 ]
 
 
-def _exempt_from_transactions(patterns: Iterable[URLPattern | URLResolver]) -> None:
-    """Exempt async views from ATOMIC_REQUESTS, because Django refuses to run them with it."""
-    for entry in patterns:
+def _exempt_from_transactions(entries: Iterable[URLPattern | URLResolver]) -> None:
+    """Exempt async views from ATOMIC_REQUESTS: Django cannot run them in a transaction."""
+    for entry in entries:
         if isinstance(entry, URLResolver):
             _exempt_from_transactions(entry.url_patterns)
         elif iscoroutinefunction(entry.callback):

@@ -38,7 +38,7 @@ def object_url(kind: str, name: str) -> str:
     return f"{base}{quote(name)}/"
 
 
-class TopicConverter(StringConverter):
-    """The name of a topic or queue in a path; it may contain slashes and newlines."""
+class ObjectNameConverter(StringConverter):
+    """The name of a topic, queue, stream or node in a path. May contain slashes and newlines."""
 
     regex = r"[\s\S]+"

@@ -265,10 +265,10 @@ ACTIONS: Final[Mapping[str, Action[Subscription]]] = {
 
 @require_POST
 @require_monitor_access
-def operate(request: HttpRequest, pk: int, name: str) -> HttpResponse:
+def operate(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     """Reset the position of a subscription, or delete it, after a confirmation."""
-    if name not in ACTIONS:
+    if action not in ACTIONS:
         raise Http404("There is no such action.")
     subscription = get_object_or_404(Subscription.objects.using(database()), pk=pk)
     back_url = object_url("stream", subscription.topic)
-    return perform(request, ACTIONS[name], subscription, back_url)
+    return perform(request, ACTIONS[action], subscription, back_url)
