@@ -11,10 +11,9 @@ from psqlmessages.pipeline.archive import marks
 def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Mark a topic; return False if it was marked already.
 
-    PostgreSQL then stores the topic's messages until the pipeline has archived them. The mark is
-    set in Django's transaction. Raises NotAuthorized, IdentNotExistent or TopicNotExistent unless a
-    rule lets Django's role read the topic as the node ``pipeline.archive``. Raises InvalidArgument
-    if the name contains a comma, or starts or ends with whitespace.
+    PostgreSQL then stores the topic's messages until they are archived. Runs in Django's
+    transaction. Raises InvalidArgument if the pipeline cannot name the topic, and NotAuthorized or
+    NotExistent unless a rule lets Django's role read the topic as the node ``pipeline.archive``.
     """
     if is_marked(topic, using):
         return False

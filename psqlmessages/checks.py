@@ -1,6 +1,5 @@
-"""System checks. Their ids never change.
+"""System checks. Ids never change: E0xx settings, E1xx and W1xx database, W2xx ``--deploy``.
 
-E0xx check the settings, E1xx and W1xx the databases, and W2xx the databases with ``--deploy``.
 Database checks run with ``check --database ALIAS`` and before ``migrate``. Problems that
 ``migrate`` fixes are warnings, because an error would stop ``migrate``.
 """
@@ -25,8 +24,7 @@ from psqlmessages.orm import database_dsn, direct_dsn
 from psqlmessages.schema import has_unapplied_migrations, installed_digest
 from psqlmessages.sql import MIN_VERSION, digest
 
-# Django's role, whether the role is a superuser, and whether all roles may create objects in the
-# schema ``public``.
+# Django's role, whether it is a superuser, and whether all roles may create objects in ``public``.
 _PRIVILEGES = """
     SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),
         EXISTS (

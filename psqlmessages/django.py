@@ -146,8 +146,7 @@ def send_many(
 ) -> int:
     """Send many bodies to a topic in one statement, all or none; return their number.
 
-    Returns 0 if there are no listeners, unless ``require_listener``. Bytes cannot be mixed with
-    other values. See :func:`send`.
+    Without listeners, return 0. Bytes cannot be mixed with other values. See :func:`send`.
     """
     bodies = list_bodies(bodies)
     ident = own_ident(ident)

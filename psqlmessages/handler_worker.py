@@ -54,11 +54,10 @@ MAX_STUCK = 10
 class HandlerCounters:
     """Counters of a worker.
 
-    ``handled``: calls that returned, or answered an RPC with CallFailed; ``failures``: calls that
-    raised another error; ``given_up``: calls without a further retry, and messages whose body could
-    not be fetched; ``unhandled``: messages without a handler; ``unanswered``: answers that could
-    not be sent; ``dropped``: calls that waited when the worker stopped; ``stuck``: calls that took
-    too long.
+    ``handled``: calls that returned, or chose a CallFailed; ``failures``: calls that raised another
+    error; ``given_up``: calls without a further retry, and messages without a readable body;
+    ``unhandled``: messages without a handler; ``unanswered``: answers that could not be sent;
+    ``dropped``: calls that waited when the worker stopped; ``stuck``: calls that took too long.
     """
 
     handled: int = 0
@@ -242,8 +241,8 @@ class HandlerWorker:
     def listen(self) -> list[str]:
         """Listen to the topics of the handlers; return all topics that the worker listens to.
 
-        For a pattern, listen to the existing topics that match it and that a rule allows. If a
-        topic without pattern has no rule, listen to the others, and raise the first error.
+        A pattern stands for the existing topics that a rule allows. Raises the error of a missing
+        rule for a named topic, after listening to all other topics.
         """
         handlers = self._registry.list_handlers(self._node.ident)
         topics = {handler.topic for handler in handlers if handler.topic}

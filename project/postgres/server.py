@@ -138,7 +138,7 @@ class Server:
         return runnable_binaries(self.binaries, self.home.account, self.home.folder.parent)
 
     def _run_program(self, name: str, *arguments: str) -> int:
-        """Run a PostgreSQL program as the server's account; log its output, return its exit code."""
+        """Run a PostgreSQL program as the server's account, with a log; return the exit code."""
         log = os.open(self.home.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             return self.home.account.run(self._runnable_binaries / name, *arguments, output=log)

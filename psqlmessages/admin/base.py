@@ -37,8 +37,7 @@ LOCK_TIMEOUT = "10s"
 MAX_ROWS = 10_000
 # The page of a topic or queue shows at most this number of rules.
 MAX_RULES = 100
-# The query parameter that asks for a part of a page.
-FRAGMENT = "fragment"
+FRAGMENT = "fragment"  # query parameter that asks for a part of a page
 # Context of all templates that have actions.
 _CONTEXT = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
 # Django derives these names from the names of models and fields, and does not translate them.

@@ -231,8 +231,8 @@ class ExchangeAdmin(BaseAdmin):
         self, request: HttpRequest, exchanges: list[Exchange], *, is_running: bool
     ) -> Any:
         verb, using = "Started" if is_running else "Stopped", base.database()
-        changed_text = _("Started: {exchange}.") if is_running else _("Stopped: {exchange}.")
-        unchanged_text = (
+        change = _("Started: {exchange}.") if is_running else _("Stopped: {exchange}.")
+        no_change = (
             _("Started already: {exchange}.") if is_running else _("Stopped already: {exchange}.")
         )
         for exchange in exchanges:
@@ -247,7 +247,7 @@ class ExchangeAdmin(BaseAdmin):
                 continue
             if is_changed:
                 base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
-            text = changed_text if is_changed else unchanged_text
+            text = change if is_changed else no_change
             level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text.format(exchange=exchange), level)
         return self.after_action(request, exchanges)

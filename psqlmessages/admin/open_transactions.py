@@ -51,8 +51,7 @@ class OpenTransaction:
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
     """Return the transactions that may be open for at least this time, the oldest first."""
-    # If PostgreSQL hides the row, began_at and state are null. If only began_at is null, the
-    # transaction has just ended.
+    # PostgreSQL hides began_at and state together. If only began_at is null, the transaction ended.
     rows = base.fetch_rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"

@@ -89,8 +89,7 @@ HEADER_CHARACTERS: Final = 2000
 # One redrive moves at most this number of dead letters.
 MAX_REDRIVEN: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
-# Headers of a dead letter: its former queue, the time of the last try, and the number of tries.
-FROM_QUEUE: Final = "x-dl-from-queue"
+FROM_QUEUE: Final = "x-dl-from-queue"  # header of a dead letter: its former queue
 _ORIGIN: Final = (FROM_QUEUE, "x-dl-t", "x-dl-tries")
 _FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}

@@ -256,10 +256,8 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
         verb = "Paused" if is_paused else "Resumed"
-        changed_text = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
-        unchanged_text = (
-            _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
-        )
+        change = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
+        no_change = _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
         try:
             keys = [queue.pk for queue in queues]
             changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
@@ -269,10 +267,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         changed = [queue for queue in queues if queue.pk in changed_keys]
         base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
-            text = changed_text.format(queues=list_names(changed, _MAX_NAMES))
+            text = change.format(queues=list_names(changed, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)
         if unchanged := [queue for queue in queues if queue.pk not in changed_keys]:
-            text = unchanged_text.format(queues=list_names(unchanged, _MAX_NAMES))
+            text = no_change.format(queues=list_names(unchanged, _MAX_NAMES))
             self.message_user(request, text, messages.INFO)
         return self.after_action(request, queues)
 

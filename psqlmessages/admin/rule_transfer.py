@@ -204,13 +204,12 @@ class TransferMixin:
         """Export the rules, and the web identities if the user may view them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        definitions = changes.read_current(base.database())
+        current = changes.read_current(base.database())
         if not request.user.has_perm("psqlmessages.view_webidentity"):
-            definitions = document.Definitions(definitions.rules)
+            current = document.Definitions(current.rules)
         name = f"psqlmessages-{timezone.now():%Y-%m-%d}.json"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        text = document.write(definitions)
-        return HttpResponse(text, content_type="application/json", headers=headers)
+        return HttpResponse(document.write(current), "application/json", headers=headers)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
         """Show the changes that an uploaded document makes, or apply the shown changes."""

@@ -156,8 +156,7 @@ class Observation(models.Model):
 class Body(models.Model):
     """A large body for the listeners of a topic, or for one node (an RPC request or answer).
 
-    ``sql/50_large_bodies.sql`` creates the table. It has unlogged partitions, which are emptied in
-    turn; ``slot`` is the number of the partition.
+    ``sql/50_large_bodies.sql`` creates the table with unlogged partitions, emptied in turn.
     """
 
     pk = models.CompositePrimaryKey("slot", "id")
