@@ -118,7 +118,7 @@ class BaseAdmin(ModelAdmin):
         )
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the URLs of the further pages and of Django's admin, with explained errors."""
+        """Return the URLs of ``pages`` and of Django's admin, with views that explain errors."""
         prefix = f"{self.opts.app_label}_{self.opts.model_name}"
         view = self.admin_site.admin_view
         own = [
@@ -131,7 +131,7 @@ class BaseAdmin(ModelAdmin):
         return patterns
 
     def _explain_errors(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """Wrap a view: explain a missing permission; answer 503 to a fragment without database."""
+        """Wrap a view: show a missing permission; answer 503 if PostgreSQL fails for a fragment."""
 
         @wraps(view)
         def explained(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:

@@ -41,7 +41,7 @@ class StateFilter(SimpleListFilter):
         return [(value, label) for value, (label, _condition) in self.states.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the objects in the chosen state; all objects if the state is unknown."""
+        """Return the objects in the chosen state; all objects if none is chosen."""
         value = self.value()
         return queryset.filter(self.states[value][1]) if value in self.states else queryset
 

@@ -25,7 +25,7 @@ _MIN_OPEN_SECONDS = 1
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that holds locks. PostgreSQL may hide fields from our role: they are None.
+    """A transaction that holds locks. Fields that PostgreSQL hides from our role are None.
 
     ``prepared``: the name of a prepared transaction, which has no ``pid``; ``prepared_literal``:
     this name as an SQL literal; ``waiter_count``: number of processes that wait for a lock.

@@ -29,14 +29,14 @@ def isolate(name: object | None) -> str:
     text = "" if name is None else str(name)
     if not (controls := _DIRECTION_CONTROLS.findall(text)):
         return text
-    # The text may end isolates, so begin more; and it may begin isolates, so end more.
+    # Begin an isolate for each that the text ends, and end one for each that the text begins.
     begins = 1 + controls.count(_END_OF_ISOLATE)
     return _ISOLATE * begins + text + _END_OF_ISOLATE * (begins + len(controls))
 
 
 def patterns(name: str) -> list[str]:
     """List the values in rules that match a name: the name, and each of its prefixes with *."""
-    # Rules contain no longer patterns. Without the limit, a long name would take much time.
+    # Rules have no longer patterns, and the time grows with the square of the length.
     longest = min(len(name), NAME_CHARACTERS)
     return [name, *(f"{name[:length]}*" for length in range(longest + 1))]
 

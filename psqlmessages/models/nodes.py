@@ -12,7 +12,7 @@ from psqlmessages.models.names import NameField, RoleField, isolate
 
 
 class Session(models.Model):
-    """A connection with nodes. A session is alive while its backend holds the lock of its id."""
+    """A PostgreSQL connection with nodes, alive while it holds the advisory lock ``id``."""
 
     id = models.IntegerField(primary_key=True)
     pid = models.IntegerField()
