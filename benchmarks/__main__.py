@@ -4,7 +4,7 @@ python -m benchmarks [NAME ...] [--rounds 5]: measure, and write results.json, r
 tables of docs/explanation/performance.md and the charts. Findings replace the earlier ones of the
 same program.
 python -m benchmarks --quick [--save]: measure a few rows in two minutes, and compare them with
-expected.json. A slower row is measured up to twice more, and the rounds of all runs count.
+expected.json. If a row is slower, its program runs up to twice more, and all rounds count.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_documents() -> None:
 
 
 def run_quick(programs: list[str], *, saves: bool) -> int:
-    """Measure a few rows; return 1 if one is slower than expected. ``saves``: expect these rows."""
+    """Measure a few rows; return 1 if one is slower than expected, or store all if ``saves``."""
     findings = {program: run_program(program, "--quick") for program in programs}
     failed = [program for program, each in findings.items() if each is None]
     rows = [row for each in findings.values() if each for row in each.rows]
@@ -76,7 +76,7 @@ def run_quick(programs: list[str], *, saves: bool) -> int:
 
 
 def find_regressions(program: str, rows: list[Row], ratios: dict[str, float]) -> list[str]:
-    """Return the rows that are still slower than expected after two more runs."""
+    """Describe the rows that are slower than expected, also after two more runs."""
     for _ in range(REPEATS):
         if not expected.find_regressions(rows, ratios):
             break

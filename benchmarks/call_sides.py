@@ -37,7 +37,7 @@ def answer_with_node(dsn: str, on_ready: OnReady) -> None:
 
 
 def answer_with_async_node(dsn: str, on_ready: OnReady, ident: str = ANSWERER) -> None:
-    """Do the same with asyncio."""
+    """Do the same as `answer_with_node`, with asyncio."""
 
     async def body(message: Message) -> Any:
         return message.body
@@ -67,7 +67,7 @@ def answer_with_psycopg(dsn: str, on_ready: OnReady) -> None:
 
 
 def answer_with_async_psycopg(dsn: str, on_ready: OnReady) -> None:
-    """Do the same with asyncio."""
+    """Do the same as `answer_with_psycopg`, with asyncio."""
 
     async def answer() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
@@ -102,7 +102,7 @@ Answerer = Callable[[str, OnReady], None]
 
 
 def run_answerer(answer: Answerer, address: str, pipe: Connection) -> None:
-    """Run in the answering process."""
+    """Answer calls; this runs in the answering process."""
     answer(address, lambda: pipe.send(None))
 
 
@@ -133,7 +133,7 @@ def node_call(dsn: str, stack: ExitStack) -> Call:
 
 
 def psycopg_call(dsn: str, stack: ExitStack) -> Call:
-    """Return a function that sends a notification and waits for the answering one."""
+    """Return a function that sends a notification and waits for the notification that answers."""
     connection = stack.enter_context(psycopg.connect(dsn, autocommit=True))
     connection.execute("LISTEN answer")
 

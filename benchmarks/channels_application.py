@@ -17,8 +17,8 @@ GROUP = "crowd"
 
 def options(layer: str, port: int) -> dict[str, Any]:
     """Return the configuration of the channel layer; other settings have their defaults."""
-    # As before redis-py 8. Its limits end idle WebSockets, and refuse a connection if hundreds
-    # disconnect at the same time (django/channels_redis #422).
+    # The defaults before redis-py 8. The limits of redis-py 8 end idle WebSockets, and refuse a
+    # connection if hundreds disconnect at the same time (django/channels_redis #422).
     unlimited = {"socket_timeout": None, "max_connections": 2**31}
     host = {"host": "127.0.0.1", "port": port, **unlimited}
     return {"hosts": [host], "prefix": layer.partition(".")[0]}

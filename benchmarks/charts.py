@@ -16,7 +16,7 @@ from benchmarks.tables import main_rows
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 REACHED, MISSED, INK = "#2a9d8f", "#e76f51", "#333333"
 COLUMNS = 2
-# The curves of the page; those of the other pages are in curves.svg.
+# The curves of performance.md. All others are in curves.svg.
 MAIN_CURVES = (
     "scaling: sessions", "scaling: nodes on one session", "streams: by stored messages",
     "websockets: rates",
@@ -28,7 +28,7 @@ def draw(stored: list[StoredFindings]) -> None:
     mpl.use("svg")
     # Keep text as text. With a fixed salt, the same figures give the same file.
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "psqlmessages", "font.size": 9}
-    # A ratio of 0, as that of no WAL at all, has no place on a logarithmic axis.
+    # A ratio of 0, for instance of no WAL at all, has no place on a logarithmic axis.
     if rows := [row for row in main_rows(stored) if row.ratio]:
         _ratios(rows)
     concurrent = [
@@ -73,7 +73,7 @@ def _plain(text: str) -> str:
 
 
 def _rates(rows: Sequence[Row]) -> None:
-    """Draw the rates of the benchmark of concurrency: ours, then those of the others."""
+    """Draw the rates of the benchmark of concurrency: ours in green, those of peers in grey."""
     rates: dict[str, tuple[float, str]] = {}
     for row in rows:
         rates[row.subject] = row.ours, REACHED

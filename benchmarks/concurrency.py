@@ -2,9 +2,9 @@
 
 python -m benchmarks.concurrency [--rounds 5] [--quick] [--json FILE]
 
-The tasks run in a process of their own, as those of a web server or a worker would. For the last
-rows, four processes with 25 tasks each do the same work on the same server. Clients connect for
-each round, because a notification wakes every listening session of its database. Bodies have 1 KB.
+The tasks run in a separate process, as in a web server or a worker. In the last row of each
+comparison, four processes with 25 tasks each do the same work. Clients connect for each round,
+because a notification wakes every listening session of its database. Bodies have 1 KB.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INSTALL = "pip install -r benchmarks/requirements.txt"
 
 @dataclass(frozen=True)
 class Side:
-    """A system to measure; ``receive`` is the way of the receiver that gets the messages."""
+    """A system to measure; ``receive`` is a key of WAYS, or "" without a receiver."""
 
     name: str
     open_client: clients.OpenClient
@@ -73,11 +73,11 @@ async def run_round(
     pipe: Connection, open_client: clients.OpenClient, address: str, number: int, tasks: int,
     calls: int,
 ) -> None:  # fmt: skip
-    """Connect, report ready, and make the calls when the parent says so; report when it is done."""
+    """Connect, report ready, wait for the parent process, make the calls, and report the result."""
     async with open_client(address, number) as client:
         await run_tasks(client, tasks, WARM_UP)
         pipe.send(None)
-        # No task is waiting for the event loop meanwhile.
+        # This blocks the event loop, but no task runs now.
         pipe.recv()
         pipe.send(await run_tasks(client, tasks, calls))
 
@@ -145,7 +145,7 @@ class Bench:
         return rates
 
     def measure_rate(self, side: Side, calls: int) -> float:
-        """Run one round in the processes of a side; ``calls`` is the number of each task."""
+        """Run one round in the processes of a side, with ``calls`` calls of each task."""
         pipes, tasks = self.pipes[: side.processes], TASKS // side.processes
         if side.receive:
             self.receiver.expect(side.receive, TASKS * (WARM_UP + calls))
@@ -215,7 +215,7 @@ class Sides:
         return peers
 
     def sends(self, redis_port: int, nats_port: int) -> Comparison:
-        """Compare sends with Redis and NATS; the rate is the senders'."""
+        """Compare sends with Redis and NATS, by the rate of the senders."""
         one, four = self.ours("topic_send", clients.topic_send, receive="receive_with_node")
         peers = []
         if redis_port:
@@ -262,7 +262,7 @@ class Sides:
         return Peer(Side("PgQueuer", clients.pgqueuer, self.dsn), 3, note)
 
     def calls(self, nats_port: int, *, is_quick: bool) -> Comparison:
-        """Compare calls with NATS. Idle answering nodes would be woken: a database for each."""
+        """Compare calls with NATS. Our two sides use two databases: calls wake no idle node."""
         answer = call_sides.answer_with_async_node
         addresses = []
         for processes in (1,) if is_quick else (1, PROCESSES):
@@ -319,7 +319,7 @@ def measure(options: Options) -> Findings:
     with ExitStack() as stack:
         server = stack.enter_context(temporary_server({"max_connections": "200"}))
         sides = Sides(server, stack, findings)
-        # Copies of the database do not need the rules: create them first.
+        # Copy the database before adding rules, because each copy adds its own.
         nats_port = start_nats(stack, findings)
         redis_port = 0 if options.is_quick else start_redis(stack, findings)
         calls = sides.calls(nats_port, is_quick=options.is_quick)

@@ -16,7 +16,7 @@ from psqlmessages import AsyncNode
 
 BODY = "x" * 1000
 SENDER, STREAM, QUEUE = "SENDER", "STORED", "QUEUE"
-# As many as there are tasks.
+# Equal to the number of tasks.
 BATCH = 100
 SETUP = f"""
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
@@ -40,7 +40,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class Client:
-    """All tasks call ``call``; then ``finish`` takes the elements that they pushed to a queue."""
+    """All tasks call ``call``. If they push to a queue, ``finish`` then takes all its elements."""
 
     call: Callable[[], Awaitable[object]]
     finish: Callable[[], Awaitable[Finished]] | None = None
@@ -81,7 +81,7 @@ async def push_and_consume(dsn: str, number: int) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def call(dsn: str, number: int) -> AsyncIterator[Client]:
-    """Call with an AsyncNode the answering node of the same number."""
+    """Call the answering node with the same number, with an AsyncNode."""
     async with AsyncNode(f"{CALLER}.{number}", dsn) as node:
         yield Client(lambda: node.call(f"{ANSWERER}.{number}", BODY))
 

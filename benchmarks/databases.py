@@ -1,4 +1,4 @@
-"""Databases for the sides of a benchmark: a notification wakes all listeners of its database."""
+"""A database for each side of a benchmark: a notification wakes all listeners of a database."""
 
 from __future__ import annotations
 

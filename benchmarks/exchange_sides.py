@@ -77,7 +77,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Exchange:
-    """An exchange; its source queue has its name. ``consumer`` is YAML; empty: the defaults."""
+    """An exchange, which has the name of its source queue. ``consumer`` is YAML; "": defaults."""
 
     name: str
     destinations: tuple[str, ...] = ("west", "north")
@@ -112,7 +112,7 @@ class RunningExchange:
         self.body = body
 
     def route(self, count: int) -> float:
-        """Fill the source, resume it, and wait until it is empty; return the seconds from then."""
+        """Fill the source, resume it, and wait until it is empty; return the seconds of routing."""
         last = self.fill(count)
         vacuum(self.connection, ("psqlmessages_element", "psqlmessages_queuecount"))
         begun = perf_counter()
@@ -207,7 +207,7 @@ def load(dsn: str, exchanges: Sequence[Exchange]) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_RULES, [list(column) for column in zip(*rules, strict=True)])
         for exchange in exchanges:
-            # The first push creates the queue: only an existing queue can be paused.
+            # The first push creates the queue, because only an existing queue can be paused.
             connection.execute("SELECT messages.push('filler', %s, '')", [exchange.name])
             connection.execute("SELECT messages.drain('filler', %s)", [exchange.name])
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

@@ -2,12 +2,12 @@
 
 python -m benchmarks.exchanges [--rounds 5] [--quick] [--json FILE]
 
-Elements of 1 KB wait in a queue. Measured is the time until both other queues have a copy of each
+Elements of 1 KB wait in a queue. The time ends when both other queues have a copy of each element
 and the first queue is empty. Exchanges run in a process of `exchange run`. Peers are 16 loops of
 keuss, on PostgreSQL and on a Redis that stores nothing on disk, and one SQL statement that routes
-100 elements. All use one PostgreSQL over TCP and take turns; every commit waits for the disk. keuss
-needs Node.js with npm, and redis-server. It is installed into a temporary folder, or into the
-folder in KEUSS_FOLDER.
+100 elements. All but keuss on Redis use one PostgreSQL over TCP; every commit waits for the disk.
+The sides take turns. keuss needs Node.js with npm, and redis-server. It is installed into a
+temporary folder, or into the folder in KEUSS_FOLDER.
 """
 
 from __future__ import annotations

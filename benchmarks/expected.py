@@ -24,7 +24,7 @@ def save(rows: list[Row]) -> None:
 
 
 def find_regressions(rows: list[Row], expected: dict[str, float]) -> list[str]:
-    """Describe the rows that are worse than expected by more than noise, or not expected at all."""
+    """Describe the rows that are worse than expected by more than TOLERANCE, or have no entry."""
     errors = []
     for row in rows:
         if row.key not in expected:

@@ -22,7 +22,7 @@ from psqlmessages import Node
 
 TAKEN, QUICK_TAKEN = 1_000_000, 50_000
 PER_CALL = 1000
-# The elements of a round, by the number of elements in each call.
+# The number of elements in a round, for each number of elements in a call.
 COUNTS, QUICK_COUNTS = {1: 400, 100: 20_000}, {1: 100, 100: 5000}
 QUICK_ROUNDS = 3
 NAMES = {1: "one by one", 100: "100 at once"}

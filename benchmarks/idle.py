@@ -1,10 +1,10 @@
-"""Benchmark of an idle system: the WAL that nodes, WebSockets and a handler worker write in it.
+"""Benchmark of an idle system: how much WAL nodes, WebSockets and a handler worker cause.
 
 python -m benchmarks.idle [--json FILE]
 
-100 nodes, Daphne with 100 WebSockets, which also writes the monitor's history, and a worker do
-nothing for ten minutes. PostgreSQL itself has settings with which it writes nothing in the
-background. A quick run measures nothing: the history begins after minutes.
+For ten minutes, 100 nodes, a worker and the 100 WebSockets of Daphne do nothing. Daphne also writes
+the monitor's history. PostgreSQL's settings keep it from writing in the background. A quick run
+measures nothing, because the history begins after minutes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ async def measure_written(server: Server) -> int:
         async def position() -> int:
             return int((await (await superuser.execute(POSITION)).fetchone())[0])  # type: ignore[index]
 
-        # The start leaves WAL for a while: of hint bits, truncated tables, and the history.
+        # The start causes WAL for a while: hint bits, truncated tables, and the history.
         await superuser.execute("VACUUM")
         deadline, before = monotonic() + MAX_SETTLE_SECONDS, -1
         while (now := await position()) != before and monotonic() < deadline:

@@ -33,14 +33,14 @@ def listen_as_nodes(connection: psycopg.Connection, first: int, count: int) -> N
 
 
 def listen_bare(connection: psycopg.Connection, first: int, count: int) -> None:
-    """Listen by LISTEN, without psqlmessages."""
+    """Run LISTEN, without psqlmessages."""
     connection.execute(f"LISTEN {CHANNEL}")
 
 
 def run_listeners(dsn: str, sessions: int, nodes: int, is_bare: bool, pipe: Connection) -> None:
     """Open the sessions and read; after each request on the pipe, send the number of messages.
 
-    It counts messages without parsing them, so that reading needs little CPU time.
+    Messages are counted without parsing them, so that reading needs little CPU time.
     """
     listen = listen_bare if is_bare else listen_as_nodes
     with ExitStack() as stack, selectors.DefaultSelector() as selector:

@@ -22,8 +22,8 @@ USED_RULES = [
     ("ANSWERER", "Topic", "RULED", "R"),
     ("CALLER", "Queue", "RULED", "RW"),
 ]
-# The rules of a node: a topic that no other node has, a node to call, a pattern, and seven topics
-# that other nodes have too.
+# Each node has ten rules: a topic of its own, a node to call, a pattern, and seven topics that
+# other nodes have too.
 FILL = """
     INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)
     SELECT session_user, 'N' || n.node,
@@ -52,7 +52,7 @@ class RulesDatabase:
             run_function(connection, "init", ident)
         run_function(self.caller, "topic_notify", "RULED")
         run_function(self.answerer, "topic_listen", "RULED")
-        acts = (self.send, self.listen, self.init, self.call, self.publish, self.take)
+        acts = (self.send, self.listen, self.init, self.call, self.publish, self.push_and_commit)
         self.acts = dict(zip(FUNCTIONS, acts, strict=True))
 
     def send(self) -> None:
@@ -84,7 +84,7 @@ class RulesDatabase:
         """Store a message."""
         run_function(self.caller, "publish", "CALLER", "RULED", BODY)
 
-    def take(self) -> None:
+    def push_and_commit(self) -> None:
         """Push, reserve and commit an element."""
         run_function(self.caller, "push", "CALLER", "RULED", BODY)
         reserve = "SELECT lease FROM messages.reserve('CALLER', 'RULED')"
@@ -92,7 +92,7 @@ class RulesDatabase:
         run_function(self.caller, "commit", "CALLER", row[0])
 
     def seconds(self, function: str) -> float:
-        """Measure a call; restore the state that it needs before and after it."""
+        """Measure a call; set up the state that this call needs, and restore the former one."""
         if function == "init":
             run_function(self.caller, "deinit", "CALLER")
         begun = perf_counter()

@@ -17,7 +17,7 @@ JOIN_SECONDS = 10
 
 
 def _send(pipe: Pipe, dsn: str, number: int, body: str) -> None:
-    """Send messages in each round with a new node: idle senders must not be woken."""
+    """Send messages in each round with a new node, so that notifications wake no idle sender."""
     while True:
         try:
             messages = pipe.recv()
@@ -51,7 +51,7 @@ def _sender(dsn: str, number: int, body: str) -> Iterator[Pipe]:
 def parallel_rates(
     dsn: str, receiver: Receiver, body: str, senders: int, messages: int, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Measure sends/s of all senders together, and of one sender, in turns."""
+    """Return sends/s of all senders together, and of one sender, which take turns."""
     together, alone = [], []
     with ExitStack() as stack:
         pipes = [stack.enter_context(_sender(dsn, n, body)) for n in range(senders)]

@@ -1,4 +1,4 @@
-"""Benchmark of the pipeline: stored messages into Spark and back, and as a stream.
+"""Benchmark of the pipeline: reading messages into Spark, writing them, and streaming.
 
 python -m benchmarks.pipeline [--rounds 5]
 
@@ -144,7 +144,7 @@ def fill(connection: psycopg.Connection, rows: int) -> None:
         connection.execute(FILL, [min(ROWS_PER_CALL, rows - done)])
     connection.execute(CREATE_SOURCE)
     connection.execute(CREATE_TARGET)
-    # The tables of messages are not analyzed: nothing does that in production either.
+    # The tables of messages are not analyzed, because nothing analyzes them in production either.
     connection.execute("VACUUM ANALYZE plain_source")
 
 

@@ -12,7 +12,7 @@ import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 JDBC_JAR = "/usr/share/java/postgresql.jar"
-# The best values for JDBC from 1,000 to 100,000.
+# Of the values from 1,000 to 100,000, these are the best ones for JDBC.
 FETCH_ROWS, INSERT_ROWS = 10_000, 10_000
 ALL_COLUMNS = ("id", "topic", "sender", "body", "enc", "headers", "published_at")
 TYPES = {"id": "bigint", "published_at": "timestamp"}
@@ -50,7 +50,7 @@ class Jdbc:
 
 
 class CopyReader:
-    """Processes that read with COPY BINARY and discard the data; they start before measurements."""
+    """Processes that read with COPY BINARY and discard the data. They start before measuring."""
 
     def __init__(self, url: str, ids: tuple[int, int], readers: int) -> None:
         self.url = url

@@ -2,9 +2,9 @@
 
 python -m benchmarks.pipeline_exchange [--rounds 5] [--quick] [--json FILE]
 
-Three equal exchanges, each from its own queue to two: one is run by a process of `exchange run`,
-one by two such processes, one by `pipeline exchange` with two tasks, all on this machine and one
-PostgreSQL. Measured are the rate for waiting elements of 1 KB, the delay of a single element while
+Three equal exchanges route from their own queue to two queues. One is run by a process of `exchange
+run`, one by two such processes, one by `pipeline exchange` with two tasks. All use one PostgreSQL
+on this machine. Rows are the rate for waiting elements of 1 KB, the delay of a single element while
 the exchange is idle, and the memory. A quick run measures nothing: Spark takes too long to start.
 """
 
@@ -124,7 +124,7 @@ def run_exchanges(server: Server) -> Iterator[Mapping[str, MeasuredExchange]]:
         spark.push_one()
         wait_until(lambda: spark_process.poll() is not None or spark.has_both())
         if spark_process.poll() is not None:
-            # On a very busy machine, Spark waits only ten seconds for its Python process.
+            # Spark waits ten seconds for its Python process. A very busy machine needs longer.
             raise RuntimeError("pipeline exchange ended before it had routed an element")
         spark.drain()
         yield sides

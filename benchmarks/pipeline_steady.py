@@ -2,9 +2,9 @@
 
 python -m benchmarks.pipeline_steady [--minutes 30] [--rate 5000]
 
-A process publishes messages of six senders, 100 in each call; another process, the job `pipeline
-traffic`, counts them. Each minute prints the published and counted messages, the lag, the memory of
-Java, the driver and the workers, and the size of the checkpoint.
+A process publishes messages of two senders to three topics, 100 in each call. Another process, the
+job `pipeline traffic`, counts them. Each minute prints the published and uncounted messages, the
+lag, the memory of Java, the driver and the workers, and the size of the checkpoint.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def publish(url: str, rate: int, must_stop: Event, count: multiprocessing.Value)
 
 @contextmanager
 def job(url: str, checkpoint: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the job traffic."""
+    """Run the job `traffic`."""
     with log.open("wb") as lines:
         process = subprocess.Popen(
             [
@@ -136,7 +136,7 @@ def processes() -> dict[int, tuple[int, str]]:
 
 
 def memory(pid: int) -> float:
-    """Return the MiB of a process in memory, with its share of shared pages."""
+    """Return the MiB of a process in memory, with its share of shared pages; 0 if it has ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

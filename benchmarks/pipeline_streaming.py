@@ -28,7 +28,7 @@ UPSERT = """
 
 @dataclass(frozen=True)
 class Batches:
-    """The micro-batches of a query that had rows, without the first three."""
+    """The micro-batches of a query that had rows, except for the first WARM_UP."""
 
     rows: list[int]
     seconds: list[float]
@@ -127,7 +127,7 @@ def publish(url: str, rate: int, must_stop: Event, sent: multiprocessing.Queue[A
 
 
 class Results:
-    """A table with the result; ``seen`` has the last id in the table at each time."""
+    """A table with the result; ``seen`` has the last id in the table, and the time, of batches."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -160,7 +160,7 @@ class Results:
 
 
 def latency(spark: SparkSession, url: str, rate: int, seconds: int) -> tuple[list[float], float]:
-    """Return the delays from publish to result of all calls in order, and the actual rate."""
+    """Return the delays from publish to result, without the warm-up, and the actual rate."""
     context = multiprocessing.get_context("spawn")
     must_stop, sent = context.Event(), context.Queue()
     publisher = context.Process(target=publish, args=(url, rate, must_stop, sent))

@@ -1,6 +1,6 @@
-"""The benchmarks of `make bench` in the order of the tables, of `make bench-quick`, main rows.
+"""The benchmarks of `make bench`, in the order of the tables, and those of `make bench-quick`.
 
-Main rows are in the table and the chart of docs/explanation/performance.md.
+MAIN_ROWS are in the table and the chart of docs/explanation/performance.md.
 """
 
 from __future__ import annotations

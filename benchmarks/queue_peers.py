@@ -1,7 +1,7 @@
 """The peers of benchmarks.queues: plain SQL, pgmq, procrastinate, PgQueuer, used as documented.
 
-A side fills its queue and empties it in batches: 1 means a call and a commit for each element; a
-larger batch uses the side's functions for many elements.
+A side fills its queue and empties it in batches. With a batch of 1, each element has its own call
+and commit. Larger batches use the side's functions for many elements.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Side:
     name: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[tuple[str, ...]] = ()
-    # The maximum number of elements to measure with; less for sides that finish them one by one.
+    # Maximum number of elements to measure with. It is lower if elements are finished singly.
     max_count: ClassVar[int] = 2000
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
-        # The time at which the last element was finished, if the worker itself ends later.
+        # When the last element was finished; 0 for a side that does not end later.
         self.done_at = 0.0
 
     @classmethod
@@ -120,7 +120,7 @@ class PlainLease(Side):
 
 
 class PlainTransaction(PlainLease):
-    """The same table; an element is taken and deleted in one transaction."""
+    """The table of PlainLease; an element is taken and deleted in one transaction."""
 
     name = "by hand, one transaction"
 
@@ -235,7 +235,7 @@ class Procrastinate(AsyncSide):
             await self.work.batch_defer_async(*[{"payload": payload}] * batch)
 
     def empty(self, count: int, batch: int) -> None:
-        """Run its worker until no job is left; it deletes finished jobs."""
+        """Run a worker, which deletes finished jobs, until no job is left."""
         self.done = 0
         self.run(
             self.app.run_worker_async(
@@ -285,7 +285,7 @@ class PgQueuer(AsyncSide):
             await self.queries.enqueue(["work"] * batch, [payload] * batch, [0] * batch)
 
     def empty(self, count: int, batch: int) -> None:
-        """Run its manager until no job is left."""
+        """Run a queue manager until no job is left."""
         self.done = 0
         self.run(self._empty(batch))
         expect(self.done, count)
@@ -301,7 +301,7 @@ class PgQueuer(AsyncSide):
             self.done += 1
             self.done_at = perf_counter()
 
-        # Ten is its default.
+        # Ten is PgQueuer's default.
         await manager.run(batch_size=max(batch, 10), mode=QueueExecutionMode.drain)
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class PgQueuer(AsyncSide):
         super().close()
 
 
-def expect(found: int, expected: int) -> None:
+def expect(count: int, expected: int) -> None:
     """Raise AssertionError if the number of elements is wrong."""
-    if found != expected:
-        raise AssertionError(f"{found} elements instead of {expected}")
+    if count != expected:
+        raise AssertionError(f"{count} elements instead of {expected}")

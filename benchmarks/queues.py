@@ -4,8 +4,8 @@ python -m benchmarks.queues [--rounds 5] [--quick] [--json FILE]
 
 It starts a temporary PostgreSQL with default settings: every commit waits for the disk. Only the
 WAL segments are created in advance, because the side that needs the next segment would wait for it.
-All sides use one server over TCP, each has its own queue, and they take turns. requirements.txt has
-the peers.
+All sides use one server over TCP, each has its own queue, and they take turns. requirements.txt
+lists the packages of the peers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEASES = "both reserve by a lease; ours does not wait until the lease is on the 
 
 @dataclass(frozen=True)
 class Pair:
-    """One of our sides and a peer; a note for each of BATCHES."""
+    """One of our sides and a peer, with a note for each of BATCHES."""
 
     ours: type[Side]
     theirs: type[Side]
@@ -92,7 +92,7 @@ def measure(options: Options) -> Findings:
         pairs = [
             pair
             for pair in PAIRS
-            if (pair.is_quick or not options.is_quick) and is_installed(pair.theirs, findings)
+            if (pair.is_quick or not options.is_quick) and check_peer(pair.theirs, findings)
         ]
         kinds = dict.fromkeys(kind for pair in pairs for kind in (pair.ours, pair.theirs))
         sides = [stack.enter_context(closing(kind(dsn))) for kind in kinds]
@@ -111,8 +111,8 @@ def create_wal_segments(dsn: str, segments: int) -> None:
         connection.execute("CHECKPOINT")
 
 
-def is_installed(kind: type[Side], findings: Findings) -> bool:
-    """Add a peer's version to the findings, or that it is not installed."""
+def check_peer(kind: type[Side], findings: Findings) -> bool:
+    """Return whether a peer is installed; add its version, or how to install it, to findings."""
     if not kind.is_installed():
         findings.left_out.append(
             f"{kind.name} is not installed: pip install -r benchmarks/requirements.txt"

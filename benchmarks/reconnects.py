@@ -1,4 +1,4 @@
-"""Reconnects: the time until all nodes of a session are registered again after it has ended."""
+"""Reconnects: the time from the end of a session until all its nodes are registered again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = [("RETURNING.*", "Topic", TOPIC, "RW")]
 
 
 def measure(server: Server) -> Findings:
-    """Measure from the end of the connection until all listen again, with the first backoff."""
+    """Measure the time until all nodes listen again, which includes the first backoff."""
     dsn = create_database(server, "returning", RULES)
     points = [(float(size), asyncio.run(measure_seconds(dsn, size))) for size in SIZES]
     return Findings(
@@ -37,12 +37,12 @@ async def measure_seconds(dsn: str, size: int) -> float:
     gateway = Gateway("returning", dsn)
     is_back = asyncio.Event()
 
-    def take() -> None:
+    def on_message() -> None:
         while gateway.inbox:
             if gateway.inbox.popleft().header.get("Evt") == "reconnected":
                 is_back.set()
 
-    gateway.set_inbox_callback(take)
+    gateway.set_inbox_callback(on_message)
     await gateway.open()
     try:
         for number in range(size):

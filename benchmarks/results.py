@@ -20,7 +20,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Options:
-    """How much to measure. ``is_quick``: a few seconds for each program, fewer rows."""
+    """How much to measure. A quick run takes a few seconds for each program, and has fewer rows."""
 
     rounds: int = ROUNDS
     is_quick: bool = False
@@ -31,7 +31,7 @@ class Row:
     """A comparison of psqlmessages with a peer: a rate, or a time or size if ``is_lower_better``.
 
     ``key`` identifies the row and never changes, as in `sends: 1 KB to pg_notify`. ``ratios`` are
-    ours / theirs of each round. ``goal`` is the ratio to reach. ``note`` says what is not equal.
+    ours / theirs of each round. ``goal`` is the ratio to reach. ``note`` says how the sides differ.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Row:
         return cls(key, subject, peer, unit, median(ours), median(theirs), ratios, **more)
 
     def with_rounds_of(self, other: Row) -> Row:
-        """Add the ratios of another run."""
+        """Return a copy of this row with the ratios of both runs."""
         return replace(self, ratios=[*self.ratios, *other.ratios])
 
     @property
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Curve:
-    """How a figure depends on a size: lines by name, with points (size, figure)."""
+    """How a figure depends on a size. Each line has a name, and points (size, figure)."""
 
     key: str
     title: str

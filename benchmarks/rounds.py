@@ -1,4 +1,4 @@
-"""Rounds: sides take turns, so that a slow moment of the machine affects all of them."""
+"""Rounds: the sides of a comparison take turns, so a slow moment of the machine affects all."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def measure_rates(sides: Mapping[str, Act], rounds: int, seconds: float) -> dict
     for act in sides.values():
         for _ in range(WARM_UP):
             act()
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    rates: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds):
         order = list(sides.items())
         for name, act in reversed(order) if turn % 2 else order:
-            found[name].append(_rate(act, seconds))
-    return found
+            rates[name].append(_rate(act, seconds))
+    return rates
 
 
 def _rate(act: Act, seconds: float) -> float:
     begun, acts = perf_counter(), 0
-    while (gone := perf_counter() - begun) < seconds:
+    while (elapsed := perf_counter() - begun) < seconds:
         act()
         acts += 1
-    return acts / gone
+    return acts / elapsed

@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 30
 
 
 def measure(options: Options) -> Findings:
-    """Measure sends by nodes and sessions, calls by rules, and reconnects."""
+    """Measure sends to many nodes and sessions, calls with many rules, and reconnects."""
     findings = Findings()
     with temporary_server(SETTINGS) as server:
         with ExitStack() as stack:

@@ -39,7 +39,7 @@ SEND = "SELECT messages.topic_send(%s, %s)"
 
 
 class SendMethod(NamedTuple):
-    """``send`` makes a number of calls with ``batch`` messages each; ``receive`` is of WAYS."""
+    """``send`` makes a number of calls with ``batch`` messages each. ``receive``: a key of WAYS."""
 
     send: Callable[[int], object]
     receive: str
@@ -67,7 +67,7 @@ class Postgres:
 
     def _execute(self, statement: str, *parameters: Any) -> Callable[[int], object]:
         connection = self._connection
-        # Wait as psycopg does: a node's connection also limits the time.
+        # Wait as psycopg does, because `wait` of a node's connection also limits the time.
         plain = partial(psycopg.Connection.wait, connection)
 
         def send(calls: int) -> None:

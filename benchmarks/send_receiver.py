@@ -1,7 +1,7 @@
 """The receiver of the benchmark of sends: a process that receives in one of several ways.
 
-Each way connects only while it is measured, so that no other listener is woken. It reports when it
-listens, and when it has received all messages.
+Each way connects only while it is measured, so that notifications wake no other listener. A way
+reports when it listens, and when it has received all messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Report = Callable[[], None]
 
 
 class Addresses(NamedTuple):
-    """The address of PostgreSQL, and the ports of brokers; 0: there is none."""
+    """The address of PostgreSQL, and the ports of brokers; 0 if a broker does not run."""
 
     dsn: str
     redis: int
@@ -146,7 +146,7 @@ class Receiver:
         self._pipe = pipe
 
     def expect(self, way: str, messages: int) -> None:
-        """Let the process receive in one way; return when it waits for the messages."""
+        """Let the process receive in one way; return when the process listens."""
         self._pipe.send((way, messages))
         self._read_time()
 

@@ -41,7 +41,7 @@ REDIS_SETTINGS = ("--client-output-buffer-limit", "pubsub 0 0 0")
 
 
 class Rates(NamedTuple):
-    """Messages/s of each round: of the sender, and until the receiver has all."""
+    """Messages/s of each round, until all messages were sent, and until all were received."""
 
     sent: list[float]
     received: list[float]
@@ -73,7 +73,7 @@ class Bench:
         return found
 
     def _choose_calls(self, method: SendMethod, seconds: float) -> int:
-        """Return the number of calls that take about this time."""
+        """Return the number of calls after which all messages are received in about this time."""
         trial = max(5, TRIAL_MESSAGES // method.batch)
         if not self.options.is_quick:
             self._run_round(method, trial)

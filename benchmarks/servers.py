@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def temporary_server(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Start and migrate a server; remove it afterwards. POSTGRES_BIN: another version's folder."""
+    """Start and migrate a server; remove it afterwards. POSTGRES_BIN may select its version."""
     binaries = Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18))
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         Path(folder).chmod(0o755)

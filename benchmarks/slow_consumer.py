@@ -19,14 +19,14 @@ MAX_SENT_BYTES = 256 * MIB
 
 
 def measure(rounds: int) -> Row:
-    """Send to a WebSocket that does not read until it is closed; measure how Daphne grows."""
+    """Send to a WebSocket that does not read, until Daphne closes it; measure Daphne's growth."""
     grown: list[float] = []
     with temporary_server() as server, relay_site(server, rounds) as site:
         for number in range(rounds):
             with closing(connect_websocket(site.endpoint(number))):
                 before = largest = memory_bytes(site.pid)
                 sent = 0
-                # The topic has no listener when the WebSocket is closed.
+                # After the WebSocket is closed, the topic has no listener.
                 with suppress(NoListeners):
                     while sent < MAX_SENT_BYTES:
                         site.send(timed_body(BODY_BYTES))

@@ -81,7 +81,7 @@ def measure(server: Server, rounds: int, *, is_quick: bool) -> Findings:
 
 
 def openings(dsn: str, rounds: int, count: int) -> tuple[list[float], list[float]]:
-    """Measure the ms to open a Node, and a psycopg session that listens; medians of each round."""
+    """Return the median ms of each round to open a Node, and a psycopg session that listens."""
 
     def open_node() -> Callable[[], None]:
         node = Node("STARTING.ONE", dsn)
@@ -106,7 +106,7 @@ def openings(dsn: str, rounds: int, count: int) -> tuple[list[float], list[float
 
 
 async def async_openings(dsn: str, rounds: int, count: int) -> tuple[list[float], list[float]]:
-    """Do the same as :func:`openings` with asyncio."""
+    """Do the same as `openings`, with asyncio."""
 
     async def open_node() -> Callable[[], Awaitable[None]]:
         node = AsyncNode("STARTING.ONE", dsn)
@@ -142,7 +142,7 @@ def medians(rounds: list[list[tuple[float, float]]]) -> tuple[list[float], list[
 def imports(rounds: int, count: int, *, is_quick: bool) -> list[Row]:
     """Compare imports in new interpreters.
 
-    Compiles this package first, because pip compiles the packages that it installs.
+    Compile this package first, because pip compiles the packages that it installs.
     """
     compileall.compile_dir(ROOT / "psqlmessages", quiet=1)
     ours = [IMPORT_NODE] if is_quick else [IMPORT_NODE, IMPORT_NODE.replace("Node", "AsyncNode")]

@@ -2,12 +2,12 @@
 
 python -m benchmarks.steady [--quick] [--json FILE]
 
-Two databases of one server take turns of a tenth of a second: an old one, and a new one that is
-created again each minute. In each, one connection publishes durable messages of 1 KB as fast as it
-can; another process reads with a subscription whose timeout is 10 seconds. So disturbances of the
-machine affect both. After six minutes, three for each, the old database is compared with one in its
-first minute. A round is ten seconds: of the last minute for the rate, of the last three for
-the size. A quick run measures nothing.
+Two databases of one server take turns of a tenth of a second, so disturbances of the machine affect
+both: an old database, and a new one that is created again each minute. In each, one connection
+publishes durable messages of 1 KB as fast as it can. Another process reads with a subscription
+whose timeout is 10 seconds. After six minutes, three for each, the old database is compared with
+one in its first minute. A round is ten seconds. The rate is compared in the last minute, the size
+in the last three minutes. A quick run measures nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read(url: str, must_stop: Event, count: multiprocessing.Queue[int]) -> None:
 
 
 class PublishedDatabase:
-    """A database with a publisher and a reader; at the end it checks that all was read."""
+    """A database with a publisher and a reader; at its end, all messages must have been read."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -107,7 +107,7 @@ class PublishedDatabase:
 
     @property
     def size(self) -> float:
-        """The MB of its tables."""
+        """The MB of the tables of streams."""
         return float(self.connection.execute(SIZE).fetchone()[0])  # type: ignore[index]
 
 
@@ -120,13 +120,13 @@ def measure_window(sides: tuple[PublishedDatabase, PublishedDatabase]) -> list[W
                 count, elapsed = side.publish()
                 counts[index] += count
                 seconds[index] += elapsed
-        # Tables are emptied in turn: with fewer measurements, the maximum would be missed.
+        # Tables are emptied in turn. Fewer measurements would miss the maximum.
         sizes = [max(size, side.size) for size, side in zip(sizes, sides, strict=True)]
     return [Window(counts[index] / seconds[index], sizes[index]) for index in (0, 1)]
 
 
 def measure_windows(server: Server) -> tuple[list[list[Window]], int]:
-    """Measure for 20 minutes; return the windows of both databases, and the published messages."""
+    """Measure all minutes; return the windows of both databases, and the number of messages."""
     windows, published = [], 0
     with psycopg.connect(server.url(), autocommit=True) as owner:
         owner.execute(SETUP)
@@ -197,7 +197,7 @@ def curves(windows: list[list[Window]]) -> list[Curve]:
 
 
 def measure(options: Options) -> Findings:
-    """Publish for twenty minutes."""
+    """Publish for six minutes."""
     if options.is_quick:
         return Findings(left_out=[f"steady publishing: it takes {MINUTES} minutes"])
     with temporary_server() as server:

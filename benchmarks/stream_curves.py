@@ -1,4 +1,4 @@
-"""Curves of streams: the cost of a call by stored messages, and by subscriptions to the topic.
+"""Curves of streams: how calls depend on the stored messages, and on the topic's subscriptions.
 
 A point is the fastest round, which other work of the machine has disturbed least.
 """

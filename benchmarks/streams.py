@@ -36,7 +36,7 @@ def compare(
     peers: dict[str, dict[str, Any]],
 ) -> list[Row]:  # fmt: skip
     """Create a row for each installed peer; ``acts`` are acts/s, with ``messages`` in each act."""
-    rates = {side: [rate * messages for rate in found] for side, found in acts.items()}
+    rates = {side: [rate * messages for rate in act_rates] for side, act_rates in acts.items()}
     return [
         Row.of(
             f"streams: {key} to {peer}", subject, peer, "messages/s", rates[ours], rates[peer],
@@ -47,7 +47,7 @@ def compare(
     ]  # fmt: skip
 
 
-def in_turns(sides: dict[str, Act], options: Options) -> dict[str, list[float]]:
+def measure_in_turns(sides: dict[str, Act], options: Options) -> dict[str, list[float]]:
     """Measure in many short turns: a shared disk is slow for seconds, then fast again."""
     return measure_rates(sides, 3 * options.rounds, 0.05 if options.is_quick else 0.25)
 
@@ -60,14 +60,14 @@ def measure(options: Options) -> Findings:
         acts = sides.one_by_one(brokers)
         if options.is_quick:
             del acts[stream_sides.PLAIN]
-        one = in_turns(acts, options)
-        many = in_turns(sides.many(), options)
+        one = measure_in_turns(acts, options)
+        many = measure_in_turns(sides.many(), options)
         findings = Findings(
             compare("publish", "publish one by one, 1 KB", OURS, one, MESSAGES_PER_ACT, ONE)
             + compare("500", "publish 500 in one call, subscribe", OURS_MANY, many, BATCH, MANY)
         )
         if not options.is_quick:
-            clients = in_turns(sides.clients(), options)
+            clients = measure_in_turns(sides.clients(), options)
             peers = {stream_sides.PGMQ_CLIENT: {"note": "both convert a value to JSON"}}
             findings.rows += compare(
                 *("Node.publish", "Node.publish one by one, 1 KB", NODE, clients, MESSAGES_PER_ACT),

@@ -4,7 +4,7 @@ python -m benchmarks.waiting [--rounds 5] [--quick] [--json FILE]
 
 Two elements are pushed 10 ms apart, and each is timed. All processes of a machine have the same
 clock, so a delay is the reader's time minus the pusher's. Peers are a NOTIFY that stores nothing,
-and plain SQL: an element is inserted and notified, and taken by a DELETE.
+and plain SQL, which inserts an element with a NOTIFY, and takes it with a DELETE.
 """
 
 from __future__ import annotations

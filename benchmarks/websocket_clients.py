@@ -65,14 +65,14 @@ class WebSocketClients:
         self._process.join(WAIT_SECONDS)
 
     def open(self, side: str, sockets: int, endpoint: Callable[[int], Endpoint]) -> None:
-        """Open more WebSockets of a side, until it has this number."""
+        """Open more WebSockets of a side, until the side has this number of them."""
         endpoints = [endpoint(number) for number in range(self._open.get(side, 0), sockets)]
         self._open[side] = sockets
         self._pipe.send(("open", endpoints))
         self._read_answer()
 
     def begin(self, side: str) -> None:
-        """Reset the count; the process reports it each time all WebSockets have a message more."""
+        """Reset the count. The process reports the count after one message per WebSocket each."""
         self._received = 0
         self._pipe.send(("begin", self._open[side]))
         self._read_answer()

@@ -33,7 +33,7 @@ class Site(Protocol):
     pid: int
 
     def endpoint(self, number: int) -> Endpoint:
-        """Return where to connect a WebSocket."""
+        """Return the endpoint of the WebSocket with this number."""
 
     def send(self, body: str) -> None:
         """Send to all WebSockets."""
@@ -41,7 +41,7 @@ class Site(Protocol):
 
 @dataclass
 class RelaySite:
-    """Our side: each WebSocket is the node of another user, with a token."""
+    """Our side: each WebSocket is the node of a different user, with a token."""
 
     pid: int
     port: int
@@ -50,7 +50,7 @@ class RelaySite:
     name: str = "relay"
 
     def endpoint(self, number: int) -> Endpoint:
-        """Connect a node that receives no events, and listens to the topic."""
+        """Return an endpoint whose node receives no events, and listens to the topic."""
         requests = (
             json.dumps({"op": "init", "ident": ident_of(number), "events": False}),
             json.dumps({"op": "topic_listen", "topic": TOPIC}),
@@ -76,7 +76,7 @@ class GroupSite:
         self._loop = asyncio.new_event_loop()
 
     def endpoint(self, number: int) -> Endpoint:
-        """Connect; the consumer joins the group."""
+        """Return an endpoint whose consumer joins the group."""
         return Endpoint(self._port, "/")
 
     def send(self, body: str) -> None:

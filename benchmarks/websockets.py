@@ -2,9 +2,9 @@
 
 python -m benchmarks.websockets [--rounds 5] [--quick] [--json FILE]
 
-Full speed: 5 messages are sent ahead, far fewer than a channel of Channels stores without losses.
-Latency: all sides get the same few messages per second; measured from before the sender's call
-until a client has the frame. One process has the clients of all sides.
+At full speed, 5 messages are sent ahead. A channel of Channels stores far more without losses.
+For the latency, all sides get the same few messages per second. A latency begins before the
+sender's call, and ends when a client has the frame. One process has the clients of all sides.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_AHEAD = 5
 MAX_PER_SECOND, DELIVERIES_PER_SECOND = 4, 500
 MAX_MEMORY_BYTES = 150 * 2**20
 MAX_SOCKETS = 1000
-# CPU of Daphne per delivery to 1,000 WebSockets before ADR 35, in µs: some messages per second, and
-# at full speed.
+# CPU of Daphne per delivery to 1,000 WebSockets before ADR 35, in µs: `pace` at some messages per
+# second, `full` at full speed.
 FORMER_CPU = {"pace": 13.4, "full": 4.4}
 NOTE = (
     "ours checks permissions twice a second, and its frames contain the sender (90 bytes more); the"
@@ -83,7 +83,7 @@ def measure(options: Options) -> Findings:
         found: dict[int, dict[str, Figures]] = {}
         memory = 0
         for step in steps:
-            # The second layer is measured only with the largest number.
+            # The second layer is measured only with the largest number of WebSockets.
             step_sites = sites if step.sockets == MAX_SOCKETS else sites[:2]
             for site in step_sites:
                 clients.open(site.name, step.sockets, site.endpoint)
@@ -93,7 +93,6 @@ def measure(options: Options) -> Findings:
                 _add_rows(findings, step, found[step.sockets])
         if not options.is_quick:
             _add_cpu(findings, found[MAX_SOCKETS][sites[0].name])
-        if not options.is_quick:
             _add_memory(findings, memory_bytes(sites[0].pid) - memory)
             _add_curves(findings, found)
     if not options.is_quick:
@@ -142,7 +141,7 @@ def _measure_step(
 def _measure_rate(
     clients: WebSocketClients, site: Site, sockets: int, seconds: float
 ) -> tuple[float, int]:
-    """Send as fast as messages are delivered, at least one; return deliveries/s and messages."""
+    """Send one or more messages at full speed; return deliveries/s and the number of messages."""
     clients.begin(site.name)
     begun, messages = perf_counter(), 0
     while not messages or perf_counter() - begun < seconds:

@@ -19,7 +19,7 @@ def _close_sessions() -> Iterator[None]:
     close_clients()
     # WebSockets and commands start the writer of the history. Do not import it only to stop it.
     if writer := sys.modules.get("psqlmessages.monitor.minute_writer"):
-        writer.stop_writer()
+        writer.stop_history_writer()
 
 
 @pytest.fixture

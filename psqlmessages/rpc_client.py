@@ -19,7 +19,7 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, MessagesError, NodeClosed, NotInitialized
 
 _CLOSING_SECONDS = 6.0
-# Less than the default: the statements of calls are short, and while a statement runs, no probe
+# Less than by default: the statements of calls take little time, and while one runs, no probe
 # detects a lost connection.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
 _MIN_CONNECT_TIMEOUT = Options().probe_timeout
@@ -28,21 +28,21 @@ _MIN_CONNECT_TIMEOUT = Options().probe_timeout
 class RpcClient:
     """A node that only makes calls, with its own thread and event loop.
 
-    The thread always reads notifications. Otherwise the notification queue of the server would
-    fill, and then no transaction with a notification could commit.
+    The thread always reads notifications. If a listening session did not read, the notification
+    queue of the server would fill up, and no transaction with a notification could commit.
     """
 
     def __init__(self, ident: str, dsn: str) -> None:
         self.ident = ident
         self._dsn = dsn
         self._node: AsyncNode | None = None
-        # References to running tasks, because an event loop has only weak references.
+        # Keep references to both tasks, because an event loop has only weak references.
         self._reading: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._open_lock = asyncio.Lock()
         self._submit_lock = threading.Lock()
         self._is_closed = False
-        # Not the default event loop, because psycopg does not work with that of Windows.
+        # Not the default loop: psycopg does not work with that of Windows.
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"psqlmessages {ident}", daemon=True
@@ -50,8 +50,8 @@ class RpcClient:
         self._thread.start()
 
     def submit(self, callee: str, body: Any, timeout: Duration) -> Future[Any]:
-        """Start a call; the result of the future is the body of the answer."""
-        # Without the lock, ``close`` could stop the loop first: the future would never be done.
+        """Start a call of the node ``callee``; the future's result is the body of the answer."""
+        # Without the lock, ``close`` could stop the loop now, and the future would never be done.
         with self._submit_lock:
             if self._is_closed:
                 raise NodeClosed(f"{self.ident} is closed")
@@ -72,22 +72,22 @@ class RpcClient:
     async def _call(self, callee: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
         connect_timeout = max(as_timedelta(timeout, "timeout"), _MIN_CONNECT_TIMEOUT)
         try:
-            node = await self._open_node(connect_timeout.total_seconds())
+            node = await self._connect(connect_timeout.total_seconds())
             try:
                 return await node.call(callee, body, timeout=timeout)
             except NotInitialized:
-                # The server has ended the node after a change of rules. The call did nothing.
-                self._drop_node(node)
-            node = await self._open_node(connect_timeout.total_seconds())
+                # A change of rules has ended the node, and the call did nothing.
+                self._forget(node)
+            node = await self._connect(connect_timeout.total_seconds())
             return await node.call(callee, body, timeout=timeout)
         except MessagesError as error:
-            # Each process has another ident, so the missing rule must have a pattern.
+            # Each process has its own ident, so the rule to add needs a pattern.
             pattern = f"{self.ident.rpartition('.')[0]}.*"
             error.caller = error.caller._replace(ident=pattern, type="Rpc", dest=callee)
             raise
 
-    async def _open_node(self, seconds: float) -> AsyncNode:
-        """Return the open node; open one first if there is none. Wait at most ``seconds``."""
+    async def _connect(self, seconds: float) -> AsyncNode:
+        """Return the node; open it if it is not open yet."""
         try:
             async with asyncio.timeout(seconds), self._open_lock:
                 if self._node is not None:
@@ -106,8 +106,8 @@ class RpcClient:
         except TimeoutError:
             raise CallTimeout(f"no session could be opened within {seconds:g} s") from None
 
-    def _drop_node(self, node: AsyncNode) -> None:
-        """Close a node that the server has ended; the next call opens a new node."""
+    def _forget(self, node: AsyncNode) -> None:
+        """Close a node that the server has ended; the next call opens another one."""
         if self._node is node:
             self._node = None
             self._closing = asyncio.create_task(node.close())
@@ -115,7 +115,7 @@ class RpcClient:
     @staticmethod
     async def _read(node: AsyncNode) -> None:
         async for _ in node.messages():
-            # Ignore messages and events. The node passes answers to pending calls.
+            # Ignore messages and events: the node itself passes answers to pending calls.
             pass
 
     async def _close(self) -> None:
@@ -129,25 +129,25 @@ class RpcClient:
 
 _clients: dict[tuple[str, str], RpcClient] = {}
 _lock = threading.Lock()
-# In a forked process: the clients of the parent process. The parent uses their connections, which
-# garbage collection would close.
+# In a forked process, the clients of the parent process. This list prevents their garbage
+# collection, which would close connections that the parent still uses.
 _inherited: list[RpcClient] = []
-# The function that answers calls in tests instead of a node. Only psqlmessages.testing sets it.
+# Set by psqlmessages.testing: the function that answers calls instead of a node.
 answer_in_tests: Callable[[str, Any], Any] | None = None
 
 
-def get_client(caller: str, dsn: str) -> RpcClient:
-    """Return this process's RPC client for a calling node and a database; create it if missing."""
+def get_client(base_ident: str, dsn: str) -> RpcClient:
+    """Return the RPC client of this process for a database; create it at the first call."""
     with _lock:
-        if (client := _clients.get((caller, dsn))) is None:
-            # Every process needs its own ident. Rules name the idents by the pattern "NODE.*".
-            ident = f"{caller}.{os.getpid()}-{secrets.token_hex(4)}"
-            client = _clients[caller, dsn] = RpcClient(ident, dsn)
+        if (client := _clients.get((base_ident, dsn))) is None:
+            # Each process needs its own ident; a rule for the pattern "NODE.*" allows all of them.
+            ident = f"{base_ident}.{os.getpid()}-{secrets.token_hex(4)}"
+            client = _clients[base_ident, dsn] = RpcClient(ident, dsn)
         return client
 
 
 def close_clients() -> None:
-    """Close the RPC clients of this process; the next ``call`` creates a new client."""
+    """Close the RPC clients of this process; the next ``call`` creates a new one."""
     with _lock:
         closing = list(_clients.values())
         _clients.clear()

@@ -67,7 +67,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 
 def _create_schema(cursor: Any) -> None:
-    """Create the schema if it is missing. If the role may not, the error names the GRANT."""
+    """Create the schema if it is missing; raise an error that names a missing GRANT."""
     cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
     if cursor.fetchone()[0]:
         return
@@ -138,7 +138,7 @@ def write_settings(*, using: str, **_: Any) -> None:
 def _replace_objects(cursor: Any, folder: Path) -> None:
     """Run the scripts, and drop the objects that they have not created or replaced."""
     versions = _read_versions(cursor)
-    # The last script would change the versions of all functions, because it grants and revokes.
+    # Run the last script at the end, because its grants change the versions of all functions.
     *code, grants = scripts(folder)
     _run_scripts(cursor, code)
     current = _read_versions(cursor).items()
@@ -168,7 +168,7 @@ def _read_script(name: str) -> str:
 
 
 def _find_objects(cursor: Any, kind: str, name: str) -> list[str]:
-    """Return the views, or functions with argument types, of a name. Quoted."""
+    """Return the quoted names of views, or signatures of functions, with this name."""
     cursor.execute(
         "SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc AS p"
         " WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = %s"

@@ -124,7 +124,7 @@ def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, A
 class SilentWait:
     """One wait for an answer: the time of the last data, and the last snapshots of the server.
 
-    If no data arrives for ``seconds``, the server is asked.
+    If no data arrives for ``seconds``, ask the server.
     """
 
     def __init__(

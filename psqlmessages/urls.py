@@ -16,25 +16,25 @@ from psqlmessages.monitor.stored_messages import stored_messages
 from psqlmessages.monitor.topic_actions import send_test_message
 from psqlmessages.rest.urls import patterns
 
-register_converter(ObjectNameConverter, "name")
+register_converter(ObjectNameConverter, "object_name")
 
 app_name = "psqlmessages"
 
 urlpatterns = [
     path("monitor/", now.now, name="monitor"),
     path("monitor/topics/", views.topics, name="monitor_topics"),
-    path("monitor/topics/<name:name>/", views.topic, name="monitor_topic"),
+    path("monitor/topics/<object_name:name>/", views.topic, name="monitor_topic"),
     path("monitor/queues/", queues.queue, name="monitor_queues"),
-    path("monitor/queues/<name:name>/", queues.queue, name="monitor_queue"),
+    path("monitor/queues/<object_name:name>/", queues.queue, name="monitor_queue"),
     path("monitor/streams/", streams.streams, name="monitor_streams"),
-    path("monitor/streams/<name:name>/", streams.stream, name="monitor_stream"),
+    path("monitor/streams/<object_name:name>/", streams.stream, name="monitor_stream"),
     path(
         "monitor/subscriptions/<int:pk>/<str:action>/",
         streams.operate,
         name="monitor_subscription_action",
     ),
     path("monitor/nodes/", nodes.nodes, name="monitor_nodes"),
-    path("monitor/nodes/<name:name>/", nodes.node, name="monitor_node"),
+    path("monitor/nodes/<object_name:name>/", nodes.node, name="monitor_node"),
     path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),
     path("monitor/exchanges/figures/", graph.graph_data, name="monitor_exchanges_figures"),
     path("monitor/traffic/", traffic.traffic, name="monitor_traffic"),

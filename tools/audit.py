@@ -1,6 +1,6 @@
 """Check the installed packages for known vulnerabilities: `make audit`.
 
-pip-audit also succeeds if it cannot look up a single package. This reports that case as unknown.
+pip-audit also succeeds if it can look up none of the packages. This reports that as unknown.
 """
 
 import json
@@ -49,7 +49,7 @@ def main() -> int:
     try:
         report = json.loads(completed.stdout)
     except ValueError:
-        # It could not reach its database of vulnerabilities.
+        # pip-audit could not reach its database of vulnerabilities.
         print(f"Result unknown: pip-audit returned no report.\n{completed.stderr[-1000:]}")
         return 0
     code, text = summarize(report)

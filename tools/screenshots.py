@@ -23,7 +23,7 @@ TRAFFIC_MILLISECONDS = 4 * 60 * 1000
 RATE_MILLISECONDS = 12_000
 
 
-# Run in Django's shell: elements without a consumer, and calls without a rule.
+# This runs in Django's shell. It causes elements without a consumer, and refused calls.
 PROBLEMS = """
 import asyncio, contextlib
 from psqlmessages.django import push, send
@@ -78,7 +78,7 @@ def start_job(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def make_problems(folder: Path, database_url: str) -> None:
-    """Make what the first page of the monitor shows."""
+    """Cause the problems that the first page of the monitor shows."""
     environment = {**os.environ, "DATABASE_URL": database_url}
     command = [sys.executable, "manage.py", "shell", "-c", PROBLEMS]
     subprocess.run(command, cwd=folder, env=environment, check=True)
@@ -106,7 +106,7 @@ def take_all(browser: Browser, example: Example) -> None:
         raise SystemExit(f"the pages have errors: {errors}")
 
 
-# By name of the picture: the page, its height, and what must be visible on it.
+# For each picture: the page, the height of the window, and the elements that must be visible.
 MONITOR_PAGES = {
     "monitor": ("topics/", 640, "#topics tr"),
     "now": ("", 640, ".problems li"),
@@ -114,7 +114,7 @@ MONITOR_PAGES = {
     "topic": ("topics/DEMO.ORDERS/", 1200, "#chart .plot, #tail li"),
     "exchanges": ("exchanges/", 900, ".edge.copy.busy"),
 }
-# Taken in the dark scheme and on a narrow screen too.
+# Pictures of these pages are also taken in the dark scheme and on a narrow screen.
 MAIN_PAGES = ("now", "monitor", "topic")
 
 

@@ -1,7 +1,7 @@
-"""The hooks of mkdocs.yml: parts of the documentation that the code already states.
+"""Hooks of mkdocs.yml, which generate parts of the documentation from the code.
 
-The version, the list of decisions, an anchor for each error number, and the OpenAPI and AsyncAPI
-documents of the REST API and the WebSockets.
+These are the version, the list of decisions, an anchor for each error number, and the OpenAPI and
+AsyncAPI documents of the REST API and the WebSockets.
 """
 
 import json
@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Give each error of the table its anchor, which `MessagesError.url` names."""
+    """Add the anchor that `MessagesError.url` points to to each error of the table."""
     if page.file.src_uri != "reference/errors.md":
         return markdown
     return re.sub(r"^\| (\d+) \|", r'| <a id="error-\1"></a>\1 |', markdown, flags=re.MULTILINE)
@@ -59,7 +59,7 @@ def openapi() -> dict[str, Any]:
 
 
 def asyncapi() -> dict[str, Any]:
-    """Return the AsyncAPI document of a node's WebSocket, made of the table that parses frames."""
+    """Return the AsyncAPI document of a node's WebSocket, generated from its operations."""
     ref = {"type": ["string", "number"], "maxLength": REF_CHARACTERS}
     answer = {"ref": ref, "Err": {"type": "string"}, "Errstr": {"type": "string"}}
     texts = ("Type", "Evt", "From", "To", "Ident", "Topic", "Token", "Enc", "Body", "Err", "Errstr")
@@ -81,7 +81,7 @@ def asyncapi() -> dict[str, Any]:
 
 
 def schema(common: dict[str, Any], fields: dict[str, Field]) -> dict[str, Any]:
-    """Return a message: its payload has these fields and no others."""
+    """Return the schema of a message whose payload has only these fields."""
     own = {name: {"type": JSON_TYPES[field.type]} for name, field in fields.items()}
     required = [name for name, field in fields.items() if field.is_required]
     return {
@@ -95,6 +95,6 @@ def schema(common: dict[str, Any], fields: dict[str, Field]) -> dict[str, Any]:
 
 
 def operation(action: str, messages: Any) -> dict[str, Any]:
-    """Return an operation of the server on the channel."""
+    """Return an operation of the server on the channel ``node``, with these messages."""
     references = [{"$ref": f"#/channels/node/messages/{name}"} for name in messages]
     return {"action": action, "channel": {"$ref": "#/channels/node"}, "messages": references}

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 MAX_PER_1000_WORDS = {"psqlmessages": 3.0, "docs": 3.0, "README.md": 3.0, "CONTRIBUTING.md": 3.0}
 MAX_LINE = 120
 ARCHITECTURE = "docs/explanation/architecture.md"
-# This page has a row for each module of these.
-LISTED = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
-# Names that may occur twice: Django's, and those of a model and of the client's class for it.
+# That page has a row for each module in these folders.
+FOLDERS = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
+# Class names that may occur twice: Django's, and names of both a model and a class of the client.
 SHARED_CLASSES = {"Command", "Element", "Media", "Meta", "StreamMessage", "Subscription"}
 SHARED_MODULES = ("admin", "models", "rest", "monitor", "migrations", "management")
 REFUSED = re.compile(
@@ -82,17 +82,17 @@ def texts(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
 
 
 def rate(paths: list[Path], *, prints: bool) -> float:
-    """Return the number of unusual constructions per 1,000 words; print them if asked."""
-    words = found = 0
+    """Return the number of unusual constructions per 1,000 words; ``prints`` also prints each."""
+    words = constructions = 0
     for path, line, text in texts(paths):
         words += len(re.findall(r"[A-Za-z']+", text))
         for match in UNUSUAL.finditer(text):
-            found += 1
+            constructions += 1
             if prints:
                 number = line + text.count("\n", 0, match.start())
                 excerpt = " ".join(text[max(0, match.start() - 30) :].split())[:80]
                 print(f"{path}:{number}: {excerpt}")
-    return 1000 * found / max(words, 1)
+    return 1000 * constructions / max(words, 1)
 
 
 def name_errors() -> Iterator[str]:
@@ -113,15 +113,15 @@ def name_errors() -> Iterator[str]:
             if isinstance(node, ast.ClassDef) and node.name not in SHARED_CLASSES:
                 classes[node.name].append(f"{name}:{node.lineno}")
     for kind, places in (("class", classes), ("module", modules)):
-        for name, found in places.items():
-            if len(found) > 1:
-                yield f"{kind} {name} occurs twice: {', '.join(found)}"
+        for name, occurrences in places.items():
+            if len(occurrences) > 1:
+                yield f"{kind} {name} occurs twice: {', '.join(occurrences)}"
 
 
 def unlisted_modules() -> Iterator[str]:
     """Yield modules without a row on the page of the architecture."""
     page = (ROOT / ARCHITECTURE).read_text()
-    for folder in LISTED:
+    for folder in FOLDERS:
         for path in sorted((ROOT / "psqlmessages" / folder).rglob("[!_]*.py")):
             name = path.relative_to(ROOT / "psqlmessages" / folder)
             if f"\n| `{name}` | " not in page:
@@ -129,7 +129,7 @@ def unlisted_modules() -> Iterator[str]:
 
 
 def page_errors() -> Iterator[str]:
-    """Yield long lines of pages outside of tables, and gaps in the numbers of the decisions."""
+    """Yield long lines of pages outside tables, and a gap in the numbers of the decisions."""
     for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))):
         for number, line in enumerate(path.read_text().split("\n"), 1):
             if len(line) > MAX_LINE and not line.startswith("|"):

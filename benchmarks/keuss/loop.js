@@ -1,8 +1,8 @@
 // The loop of an exchange over keuss: reserve, a regular expression on a header, two pushes, commit.
 //
 // node loop.js '{"backend": "postgres" or "redis-oq", "options": {…}, "loops": 16}', in a folder
-// where keuss is installed. Each line of the input is a number: so many elements are pushed, then
-// routed; the answer is a line with the seconds that the routing took. The queues are left empty.
+// where keuss is installed. Each line of the input is the number of elements to push and then to
+// route. The answer is a line with the seconds of the routing. All queues are then emptied.
 
 'use strict';
 

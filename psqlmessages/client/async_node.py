@@ -43,7 +43,7 @@ class AsyncNode(NodeBase):
         self._session = AsyncNodeSession(complete_conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
         self._handler_tasks = HandlerTasks(self, self._state)
-        # Ends calls at their deadlines.
+        # Calls ``_end_late_calls`` at the earliest deadline.
         self._timer: asyncio.TimerHandle | None = None
         self._min_accept_seconds = options.probe_timeout.total_seconds()
 
@@ -130,8 +130,8 @@ class AsyncNode(NodeBase):
 
     async def unsubscribe(self, topic: str) -> bool:
         """See :meth:`Node.unsubscribe`."""
-        self._state.wakeups.on_unsubscribed(self._acting, topic)
-        return await self._session.run(stream_calls.unsubscribe(self._acting, topic))
+        self._state.wakeups.on_unsubscribed(self._acting_node, topic)
+        return await self._session.run(stream_calls.unsubscribe(self._acting_node, topic))
 
     async def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
@@ -159,13 +159,13 @@ class AsyncNode(NodeBase):
     ) -> list[Element]:
         """See :meth:`Node.pop`; a cancelled call takes nothing.
 
-        It reserves the elements and commits them in the background. If the program dies in between,
-        they are delivered again after two minutes.
+        ``pop`` reserves the elements and commits them in the background. If the program dies in
+        between, they are delivered again after two minutes.
         """
-        ident = self._acting
+        ident = self._acting_node
         statement = queue_calls.reserve(ident, queue, count)
         elements = await self._consumer.take(ident, queue, statement, timeout)
-        self._consumer.remove(ident, elements)
+        self._consumer.commit_popped(ident, elements)
         for element in elements:
             element.lease = ""
         return elements
@@ -179,7 +179,7 @@ class AsyncNode(NodeBase):
         timeout: Duration | None = None,
     ) -> list[Element]:
         """See :meth:`Node.reserve`; a cancelled call releases its elements."""
-        ident = self._acting
+        ident = self._acting_node
         statement = queue_calls.reserve(ident, queue, count, duration)
         return await self._consumer.take(ident, queue, statement, timeout)
 
@@ -193,7 +193,7 @@ class AsyncNode(NodeBase):
         group: Duration = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
         """See :meth:`Node.consume`; ``close`` also commits or gives back the elements."""
-        leased = self._consumer.new_batch(self._acting, queue, duration, group)
+        leased = self._consumer.new_batch(self._acting_node, queue, duration, group)
         timeout = FOREVER if idle is None else idle
         try:
             while not self._state.is_stopped:
@@ -248,7 +248,7 @@ class AsyncNode(NodeBase):
         self._timer = None if deadline == inf else loop.call_at(deadline, self._end_late_calls)
 
     def _end_late_call(self, pending: PendingCall) -> None:
-        """End a call at its deadline; if the server has not accepted it yet, when it does so."""
+        """End a call at its deadline; if it is not sent yet, first extend the deadline."""
         no_answer = CallTimeout(f"no answer from {pending.callee} within {pending.seconds:g} s")
         if pending.is_sent:
             pending.deadline = inf
@@ -259,7 +259,7 @@ class AsyncNode(NodeBase):
             pending.extra_seconds = 0
         else:
             pending.deadline = inf
-            pending.add(_not_accepted(max(pending.seconds, self._min_accept_seconds)))
+            pending.add(_not_accepted_error(max(pending.seconds, self._min_accept_seconds)))
 
     async def call_topic(
         self, topic: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT
@@ -284,7 +284,7 @@ class AsyncNode(NodeBase):
             async with asyncio.timeout(seconds):
                 await call
         except TimeoutError:
-            raise _not_accepted(seconds) from None
+            raise _not_accepted_error(seconds) from None
 
     async def _next_answer(
         self, pending: PendingCall, has_answer: asyncio.Event, deadline: float
@@ -325,5 +325,5 @@ def _wake(future: asyncio.Future[Any]) -> None:
         future.set_result(None)
 
 
-def _not_accepted(seconds: float) -> CallTimeout:
+def _not_accepted_error(seconds: float) -> CallTimeout:
     return CallTimeout(f"the server did not accept the call within {seconds:g} s")

@@ -33,9 +33,9 @@ _CLOSING_SECONDS = 5.0
 class AsyncQueueConsumer:
     """Reserves elements for the tasks of a node, and releases them if the task is cancelled.
 
-    A task may be cancelled when the server has taken elements and the answer has not arrived. To
-    lose none, ``pop`` also reserves, and then queues a commit. There is no await between that and
-    its return, so it cannot be cancelled in between.
+    A task may be cancelled after the server has taken elements, but before their answer arrives. To
+    lose none, ``pop`` reserves elements, too, and then queues their commit. There is no await after
+    that, so a cancelled ``pop`` commits nothing.
     """
 
     def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
@@ -72,7 +72,7 @@ class AsyncQueueConsumer:
             self._in_progress.discard(taking)
             taking.set_result(None)
 
-    def remove(self, ident: str, elements: list[Element]) -> None:
+    def commit_popped(self, ident: str, elements: list[Element]) -> None:
         """Queue the commit of popped elements, without waiting for it."""
         if elements:
             expires_at = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
@@ -80,7 +80,7 @@ class AsyncQueueConsumer:
             self._submit(queue_calls.commit(ident, *elements), expires_at, batch)
 
     def new_batch(self, ident: str, queue: str, duration: Duration, group: Duration) -> LeasedBatch:
-        """Create a batch of ``consume``; ``finish`` gives it back unless ``give_back`` has."""
+        """Create a batch of ``consume``; ``finish`` also gives it back."""
         batch = LeasedBatch(self._state, ident, queue, duration, group)
         self._batches.add(batch)
         return batch
@@ -94,7 +94,7 @@ class AsyncQueueConsumer:
             self._submit_or_log(call)
 
     async def finish(self) -> None:
-        """Give back all batches, and wait up to 5 s for these calls; the node is stopped."""
+        """Give back all batches of a stopped node, and wait up to 5 s for the running calls."""
         deadline = monotonic() + _CLOSING_SECONDS
         for batch in list(self._batches):
             self.give_back(batch)
@@ -105,7 +105,7 @@ class AsyncQueueConsumer:
             await asyncio.wait(self._in_progress, timeout=seconds)
 
     async def _reserve(self, ident: str, queue: str, statement: SqlStatement) -> list[Element]:
-        """Run a statement of ``reserve``; if this task is cancelled, release its elements."""
+        """Run a statement of ``reserve``; if this task is cancelled, release the elements."""
         has_begun = False
 
         def script() -> Script[list[Element]]:
@@ -137,12 +137,9 @@ class AsyncQueueConsumer:
                 await woken.wait()
 
     def _submit(
-        self,
-        call: Call[AckResult],
-        retry_until: float = -inf,
-        batch: LeasedBatch | None = None,
+        self, call: Call[AckResult], retry_until: float = -inf, batch: LeasedBatch | None = None
     ) -> None:
-        """Queue a call, and retry it in the background; ``batch`` counts and logs lost leases."""
+        """Queue a call, and complete it in the background, as ``_complete`` says."""
         future = self._session.submit(call)
         self._track(asyncio.create_task(self._complete(call, future, retry_until, batch)))
 
@@ -159,7 +156,7 @@ class AsyncQueueConsumer:
         retry_until: float,
         batch: LeasedBatch | None,
     ) -> None:
-        """Await a queued call; queue it again after temporary errors, until ``retry_until``."""
+        """Await a queued call; retry it until ``retry_until``; ``batch`` records lost leases."""
         try:
             while True:
                 try:

@@ -48,7 +48,7 @@ _DISCONNECTED_WAIT_SECONDS = 0.001
 class AsyncNodeSession:
     """The connection of an :class:`AsyncNode`, and the worker: the task that uses it.
 
-    Other tasks queue their calls. Calls that are in the queue together share a round trip.
+    Other tasks queue their calls. Calls that are queued at the same time may share a round trip.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
@@ -63,22 +63,23 @@ class AsyncNodeSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: asyncio.Task[None] | None = None
         self._queue = CallQueue()
-        # Events that wake waiting tasks, and the event that wakes the worker.
+        # An event for each waiting task.
         self._waiters: set[asyncio.Event] = set()
+        # Wakes the worker.
         self._wakeup = asyncio.Event()
         self._housekeeping_timer: asyncio.TimerHandle | None = None
         self._is_housekeeping_due = False
         self._read_error: psycopg.OperationalError | None = None
-        self._opening = asyncio.Lock()
-        self._closing = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
+        self._close_lock = asyncio.Lock()
         # Whether a task waits with a timeout of 0, until the worker has read once.
         self._has_zero_wait = False
         self._is_closing = False
         self.is_closed = False
 
     async def open(self) -> None:
-        """Connect and register; while the node's name is taken, retry for half a second."""
-        async with self._opening:
+        """Connect and register; if the node's name is taken, retry for half a second."""
+        async with self._open_lock:
             self._raise_if_closed()
             if self._worker is None:
                 self._loop = asyncio.get_running_loop()
@@ -113,18 +114,18 @@ class AsyncNodeSession:
         """Stop, deregister and disconnect."""
         self._is_closing = True
         self.stop()
-        async with self._closing:
+        async with self._close_lock:
             if self.is_closed:
                 return
             try:
                 await self._stop_worker()
                 await self._deregister()
             finally:
-                # Disconnect even if this task is cancelled, as happens when a loop ends.
+                # Disconnect even if this task is cancelled, as at the end of an event loop.
                 await self._disconnect()
 
     async def wait_closed(self) -> None:
-        """Wait until the connection is closed for good."""
+        """Wait until ``close`` has ended the worker; return immediately if there is none."""
         if self._worker is not None:
             await asyncio.wait({self._worker})
 
@@ -177,7 +178,7 @@ class AsyncNodeSession:
     ) -> asyncio.Future[T]:
         """Queue a call; the future receives its result. Calls of one task run in their order.
 
-        With ``on_success``, that is called instead, and the future receives only an error.
+        If there is ``on_success``, it is called instead, and the future receives only an error.
         """
         self._raise_if_closed()
         if self._loop is None or self._worker is None:
@@ -197,7 +198,7 @@ class AsyncNodeSession:
             self._waiters.add(woken)
             seconds = max(0.0, min(deadline - monotonic(), MAX_WAIT_SECONDS))
             if not seconds and self._connection is None:
-                # A wait of 0 s ends when the worker has read once, which needs a connection.
+                # A wait of 0 s ends after the next read of the worker, which needs a connection.
                 seconds = _DISCONNECTED_WAIT_SECONDS
             timer = loop.call_later(seconds, woken.set) if seconds else None
             if not seconds:
@@ -247,7 +248,7 @@ class AsyncNodeSession:
                 self._state.backoff.record_failure(monotonic())
 
     async def _use(self, connection: AsyncConnection) -> None:
-        """Run housekeeping if it is due, else the next batch of calls; if there is none, read."""
+        """Do the first that is needed: disconnect, run housekeeping, run calls, or read."""
         if self._read_error is not None:
             await self._drop_connection(self._read_error)
         elif self._state.is_overrun:
@@ -305,12 +306,12 @@ class AsyncNodeSession:
             self._wakeup.set()
 
     def _process_read(self) -> None:
-        """Process the notifications that were read with the last answer; ``_read`` reports them."""
+        """Process the notifications that were read with the last answer, without waking tasks."""
         if self._buffer is not None:
             self._state.store(self._buffer.take())
 
     def _read(self) -> None:
-        """Process all notifications that have arrived; wake the worker if the read fails."""
+        """Read unless the inbox is full, process notifications, and wake the tasks that wait."""
         if self._buffer is None:
             return
         if self._connection is not None and self._can_read():
@@ -341,8 +342,8 @@ class AsyncNodeSession:
             self._schedule_housekeeping()
 
     def _schedule_housekeeping(self) -> None:
-        # While an echo is awaited, next_at() is its deadline. If the echo arrives, the next probe
-        # may be due before that.
+        # While an echo is expected, next_at() considers its deadline, but not the next probe. The
+        # echo may arrive soon, and then the probe may be due earlier.
         seconds = min(
             self._state.heartbeat.next_at() - monotonic(),
             self._options.probe_interval.total_seconds(),
@@ -405,7 +406,7 @@ class AsyncNodeSession:
             self._state.on_reconnect_failed(error, monotonic())
 
     async def _sleep(self, until: float) -> None:
-        """Wait for the given time, or until the worker is woken."""
+        """Wait until the time ``until``, or until the worker is woken."""
         with suppress(TimeoutError):
             async with asyncio.timeout(until - monotonic()):
                 await self._wakeup.wait()

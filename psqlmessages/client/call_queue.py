@@ -1,4 +1,4 @@
-"""Queue of the calls of a session, and the batches that share a round trip. No I/O."""
+"""Queue of the calls of a session, and batches of calls that share a round trip. No I/O."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MAX_BATCH_CHARACTERS: Final = 4 * 1024 * 1024
 class QueuedCall:
     """A call that a task or thread waits for; without a connection, it fails at ``deadline``.
 
-    ``caller`` is the task or thread: its calls run in the order in which they were queued. With
-    ``on_success``, success calls that function and leaves the future open: only an error sets it.
+    ``caller`` is that task or thread; calls of one caller run in the order of queueing. If there is
+    ``on_success``, it is called instead of setting the result of the future.
     """
 
     call: Call[Any]
@@ -37,7 +37,7 @@ class QueuedCall:
     on_success: Callable[[], object] | None = None
 
     def succeed(self, result: Any) -> None:
-        """Return a result to the waiting caller, unless that was cancelled."""
+        """Call ``on_success``, or set the future's result unless the caller was cancelled."""
         if self.on_success is not None:
             self.on_success()
         elif not self.future.done():
@@ -46,7 +46,7 @@ class QueuedCall:
                 self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in the waiting caller, unless that was cancelled."""
+        """Set the error of the future, unless the caller was cancelled."""
         if not self.future.done():
             with suppress(InvalidStateError):
                 self.future.set_exception(error)
@@ -57,14 +57,14 @@ class Group(list[QueuedCall]):
 
     @property
     def statement(self) -> tuple[str, tuple[Any, ...]]:
-        """SQL and parameters."""
+        """SQL and parameters of the statement."""
         first = self[0].call
         if len(self) == 1 or first.merging is None:
             return first.sql, first.params
         return first.merging.sql, first.merging.merge_params([queued.call for queued in self])
 
     def split_answer(self, answer: Any) -> list[Any] | None:
-        """Return the answer of each call; None if the statement of merged calls failed."""
+        """Return the answer of each call; None if merged calls got an error."""
         first = self[0].call
         if len(self) == 1 or first.merging is None:
             return [answer]
@@ -95,8 +95,8 @@ class CallQueue(deque[QueuedCall]):
     def take_batch(self) -> Batch:
         """Take the oldest call, and those behind it that may share its transaction.
 
-        All calls of one caller are in the same group. So the groups may run in any order. For the
-        same reason, calls that remove the same element are not in one batch.
+        The groups of a batch may run in any order. So all calls of one caller are in one group, and
+        calls that remove the same element are in different batches.
         """
         groups: dict[Hashable, Group] = {}
         group_key_by_caller: dict[Hashable, Hashable] = {}
@@ -129,8 +129,8 @@ class CallQueue(deque[QueuedCall]):
         return sorted(groups.values(), key=lambda group: group[0].call.lock_order)
 
     def fail_until(self, now: float, error: BaseException) -> None:
-        """Raise an error in the callers of calls that have a deadline at or before ``now``."""
-        # Deadlines ascend: each is the time of queueing plus the same wait.
+        """Remove and fail the calls that have a deadline at or before ``now``."""
+        # Deadlines ascend, because each is the time of queueing plus the same number of seconds.
         while self and self[0].deadline <= now:
             self.popleft().fail(error)
 
@@ -154,16 +154,16 @@ def run_batch(
         if is_rolled_back and sum(map(len, batch)) > 1:
             # Run each half of the calls separately, so that finally only the failing call fails.
             first, second = halves(batch)
-            lost = yield from run_batch(first, state, is_broken, process_notifications)
-            later = yield from run_batch(second, state, is_broken, process_notifications)
-            return lost or later
+            lost_by_first = yield from run_batch(first, state, is_broken, process_notifications)
+            lost_by_second = yield from run_batch(second, state, is_broken, process_notifications)
+            return lost_by_first or lost_by_second
         translated = translate_error(error, is_broken=is_lost)
         _fail(batch, translated, state)
         return translated if isinstance(translated, ConnectionLost) else None
     except Exception as error:  # noqa: BLE001 - raised in the callers
         _fail(batch, error, state)
         return None
-    refused: Batch = []
+    failed: Batch = []
     for group, answer in zip(batch, answers, strict=True):
         if group[0].call.must_follow_events:
             # The call changes a registration: first process the events that arrived before its
@@ -175,14 +175,14 @@ def run_batch(
             _fail([group], error, state)
             continue
         if results is None:
-            refused += group.single_calls()
+            failed += group.single_calls()
             continue
         for queued, result in zip(group, results, strict=True):
             _resolve(queued, result, state)
-    if not refused:
+    if not failed:
         return None
-    # A refused statement has done nothing. Run its calls singly: each gets its own answer.
-    return (yield from run_batch(refused, state, is_broken, process_notifications))
+    # A statement that returned an error has done nothing, so run its calls separately.
+    return (yield from run_batch(failed, state, is_broken, process_notifications))
 
 
 def _fail(batch: Batch, error: Exception, state: NodeState) -> None:
@@ -192,7 +192,7 @@ def _fail(batch: Batch, error: Exception, state: NodeState) -> None:
 
 
 def _resolve(queued: QueuedCall, answer: Any, state: NodeState) -> None:
-    """Return the result of a call to its caller, or raise there the error in the answer."""
+    """Pass the result of a call, or the error in its answer, to the caller."""
     try:
         result = queued.call.read(answer)
     except Exception as error:  # noqa: BLE001 - raised in the caller

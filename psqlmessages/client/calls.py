@@ -1,4 +1,8 @@
-"""Calls of the SQL functions as values: statement, parameters, reader of the answer. No I/O."""
+"""Calls of the SQL functions as values: statement, parameters, how to read the answer. No I/O.
+
+The functions create calls, but do not run them. A docstring that does not begin with "Create" is
+that of a method of Node, which runs the call.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, Payload, encode_man
 
 T = TypeVar("T")
 
-# After one of these errors of a call, its message was not sent.
+# A call that fails with one of these errors has sent no message.
 NOTHING_SENT: Final = (InvalidArgument, TypeError, ValueError, psycopg.Error)
 
 _SET_UP: Final = (
@@ -37,20 +41,20 @@ class Call(Generic[T]):
     """One call of an SQL function: its statement, its parameters, and how to read its answer.
 
     ``read`` converts the first column of the single row into the result, or raises an error.
-    ``registers`` is the registration that the call changes: the function, and its ident or topic.
-    ``may_share_round_trip``: it may share a round trip and a transaction with other calls.
-    ``ident`` is the acting node, if the call names it. ``is_prepared``: it runs as a statement of
-    the connection's StatementCache, which sends parameters as text or arrays of text.
+    ``registration_change``: for a call that changes a registration, the function ("deinit" also for
+    ``crash``), and the node or topic. ``may_share_round_trip``: other calls may run in the same
+    round trip and transaction. ``ident`` is the calling node; if empty, the acting node calls.
+    ``is_prepared``: a call that runs alone is prepared too, as calls that share a round trip are.
 
-    ``merging``: how several such calls become one statement. ``lock_order``: sort key of calls in
-    one transaction; the names of the topic or queue that the call may create. ``element_ids``:
-    elements that the call removes; calls that remove the same element share no transaction.
+    ``merging``: how several calls become one statement; None if they cannot. ``lock_order``: sort
+    key of the calls of a transaction, so that transactions take locks in the same order.
+    ``element_ids``: elements that the call removes. Calls with a common one share no transaction.
     """
 
     sql: str
     params: tuple[Any, ...]
     read: Callable[[Any], T]
-    registers: tuple[str, str] | None = None
+    registration_change: tuple[str, str] | None = None
     may_share_round_trip: bool = False
     ident: str = ""
     is_prepared: bool = False
@@ -65,15 +69,15 @@ class Call(Generic[T]):
 
     @property
     def character_count(self) -> int:
-        """Number of characters of the texts sent to the server, also of those in lists."""
+        """Number of characters of all text parameters, including texts in lists."""
         lists = [value if isinstance(value, list) else [value] for value in self.params]
         return sum([len(text) for texts in lists for text in texts if isinstance(text, str)])
 
     @property
     def must_follow_events(self) -> bool:
-        """Whether events that arrived before the answer must be processed before it is recorded."""
-        # After init, they need the channel in its answer.
-        return self.registers is not None and self.registers[0] != "init"
+        """Whether earlier events must be processed before the answer of this call is recorded."""
+        # Not for init, because its answer contains the channel of these events.
+        return self.registration_change is not None and self.registration_change[0] != "init"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,8 @@ class Merging:
     """How calls of a function become one statement.
 
     ``sql`` is that statement. Its parameters at ``array_positions`` are arrays of the values of all
-    calls; the other parameters must be equal in all calls. ``split`` converts its successful answer
-    to the answers of the calls.
+    calls; the other parameters must be equal in all calls. ``split`` converts the successful answer
+    of the statement to a list with an answer for each call.
     """
 
     sql: str
@@ -90,22 +94,22 @@ class Merging:
     split: Callable[[dict[str, Any], Sequence[Call[Any]]], list[Any]]
 
     def key(self, call: Call[Any]) -> Hashable:
-        """Return what must be equal in calls that are merged."""
+        """Return a key: calls with equal keys can be merged."""
         if len(self.array_positions) == len(call.params):
             return self.sql
         fixed = [value for n, value in enumerate(call.params) if n not in self.array_positions]
         return (self.sql, *fixed)
 
     def merge_params(self, merged_calls: Sequence[Call[Any]]) -> tuple[Any, ...]:
-        """Create the parameters of the statement."""
+        """Return the parameters of the statement that replaces these calls."""
         columns = list(zip(*[call.params for call in merged_calls], strict=True))
         return tuple(
-            _join(values) if n in self.array_positions else values[0]
+            _flatten(values) if n in self.array_positions else values[0]
             for n, values in enumerate(columns)
         )
 
 
-def _join(values: Sequence[Any]) -> list[Any]:
+def _flatten(values: Sequence[Any]) -> list[Any]:
     if list not in set(map(type, values)):
         return list(values)
     return list(chain.from_iterable(v if isinstance(v, list) else [v] for v in values))
@@ -126,16 +130,16 @@ class BackendInfo(NamedTuple):
 
 
 def check_int(value: int, name: str) -> int:
-    """Check a number of a call; ``name`` is the argument's name."""
+    """Return a number unchanged, or raise TypeError; ``name`` is the argument's name."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r:.100}")
     return value
 
 
 def check_names(*values: str) -> tuple[str, ...]:
-    """Check names and tokens: each must be a str that PostgreSQL can store.
+    """Return names and tokens unchanged; raise TypeError or ValueError for an invalid one.
 
-    An error raised here fails this call only, not the calls that share its round trip.
+    Without this check, PostgreSQL's error would also fail the calls that share the round trip.
     """
     for value in values:
         if not isinstance(value, str):
@@ -154,7 +158,7 @@ def _token_or_none(token: str) -> str | None:
 
 
 def raise_for_error(answer: Any) -> dict[str, Any]:
-    """Return the answer of a successful call; otherwise raise the error that it contains."""
+    """Return the answer of a successful call; raise its error, or MessagesError if malformed."""
     if not isinstance(answer, dict) or "Err" not in answer:
         raise MessagesError(f"unexpected answer of a messages function: {answer!r:.200}")
     if answer["Err"] != "0":
@@ -163,13 +167,13 @@ def raise_for_error(answer: Any) -> dict[str, Any]:
 
 
 def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
-    """Translate an error of psycopg to a MessagesError; return it unchanged if there is none."""
+    """Translate an error of psycopg to a MessagesError; return it unchanged if none fits."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
     if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
         return NotInstalled(str(error).partition("\n")[0])
-    # async.c implements NOTIFY. Errors of other files have the same SQLSTATE, and the text depends
-    # on the server's language.
+    # async.c implements NOTIFY. Neither the SQLSTATE nor the text identifies the error: other
+    # errors have the same SQLSTATE, and the text depends on the server's language.
     if isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c":
         return NotificationQueueFull("PostgreSQL's notification queue is full: nothing was done")
     state = error.sqlstate or ""
@@ -179,19 +183,19 @@ def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: after a deadlock, conflict, timeout or lack of space."""
+    """Return whether a retry may succeed, as after a conflict, timeout or lack of resources."""
     if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
         return True
     return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53")
 
 
 def read_nothing(answer: Any) -> None:
-    """Raise the error of a call that has no result."""
+    """Read the answer of a call without a result: raise the error in the answer."""
     raise_for_error(answer)
 
 
 def read_changed(answer: Any) -> bool:
-    """Return whether a call changed something, given its answer."""
+    """Return whether a call has changed something, according to its answer."""
     return not raise_for_error(answer).get("Already")
 
 
@@ -216,9 +220,9 @@ def read_payload(text: Any) -> Payload:
 
 
 def set_up_session(ident: str | None, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
-    """Set up a new connection, and register its first node unless ``ident`` is None.
+    """Create a call that sets up a new connection, and registers a node unless ``ident`` is None.
 
-    The result is the backend, and the channel ("" without a node).
+    Its result is the backend, and the channel ("" without a node).
     """
     # Notifications are not durable, so there is no benefit in waiting for the WAL flush.
     setting = "on" if synchronous_commit else "off"
@@ -235,7 +239,7 @@ def _read_set_up(row: Any) -> tuple[BackendInfo, str]:
 
 
 def end_backend(backend: BackendInfo) -> Call[bool]:
-    """Terminate an earlier connection of ours; return whether the server still had it."""
+    """Create a call that ends an earlier connection of ours; it returns whether there was one."""
     # A backend that started later is another connection: the server has reused the pid.
     return Call(
         "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity"
@@ -246,18 +250,18 @@ def end_backend(backend: BackendInfo) -> Call[bool]:
 
 
 def probe_by_notify(channel: str, payload: str) -> Call[None]:
-    """Notify the session's own channel, to check that the notification arrives."""
+    """Create a call that notifies the session's own channel, to check that this arrives."""
     return Call("SELECT pg_notify(%s, %s)", (channel, payload), lambda _: None)
 
 
 def probe(channel: str, on_answer: Callable[[bool], None]) -> Call[None]:
-    """Ask the backend whether it listens on the session's own channel."""
+    """Create a call that asks the backend whether it listens on the session's own channel."""
     sql = "SELECT %s::text IN (SELECT pg_catalog.pg_listening_channels())"
     return Call(sql, (channel,), on_answer)
 
 
 def init(ident: str) -> Call[str]:
-    """Register a node; the result is the session's channel."""
+    """Register a node; return the session's channel."""
     return Call("SELECT messages.init(%s)", check_names(ident), read_channel, ("init", ident))
 
 
@@ -272,7 +276,7 @@ def crash(ident: str) -> Call[bool]:
 
 
 def use(ident: str) -> Call[None]:
-    """Select the node for all following calls of this session, in all threads and tasks."""
+    """Make a node the acting node of all following calls, in all threads and tasks."""
     return Call("SELECT messages.use(%s)", check_names(ident), read_nothing, ("use", ident))
 
 
@@ -287,7 +291,7 @@ def topic_status(topic: str) -> Call[TopicNodes]:
 
 
 def topic_notify(topic: str) -> Call[bool]:
-    """Register as a sender of a topic; return False if it was already a sender."""
+    """Register as a sender of a topic; return False if the node was one already."""
     return _topic_call("topic_notify", topic)
 
 
@@ -297,7 +301,7 @@ def topic_unnotify(topic: str) -> Call[bool]:
 
 
 def topic_listen(topic: str) -> Call[bool]:
-    """Receive the messages of a topic from now on; return False if it already listened."""
+    """Receive the messages of a topic from now on; return False if the node already listened."""
     return _topic_call("topic_listen", topic)
 
 
@@ -307,7 +311,7 @@ def topic_unlisten(topic: str) -> Call[bool]:
 
 
 def topic_observe(topic: str) -> Call[bool]:
-    """Receive messages and events of a topic or pattern, without counting as a listener."""
+    """Observe a topic or pattern, not counted as a listener; return False if already done."""
     return _topic_call("topic_observe", topic)
 
 
@@ -322,7 +326,7 @@ def _topic_call(function: str, topic: str) -> Call[bool]:
 
 
 def _split_answers(answer: dict[str, Any], _: Sequence[Call[Any]]) -> list[Any]:
-    # The function writes null for a success.
+    # The function returns null for each call that succeeded.
     return [each or {"Err": "0"} for each in answer["Answers"]]
 
 
@@ -380,15 +384,15 @@ def topic_send_as(ident: str, topic: str, body: Any, token: str = "") -> Call[No
 
 
 def get_data(message: str) -> Call[Payload]:
-    """Fetch a large body; ``message`` is the payload as received."""
+    """Create a call that fetches a large body; ``message`` is the payload of its notification."""
     return Call(
         "SELECT messages.get_data(%s)", check_names(message), read_payload, is_prepared=True
     )
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
-    """Fetch large bodies in one statement; None for each for which get_data returns an error."""
-    # Takes a third of the time of separate calls: PostgreSQL plans get_data's statements once.
+    """Create a call that fetches large bodies; its result has None if get_data returns an error."""
+    # A third of the time of separate calls, because PostgreSQL plans get_data's statements once.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
@@ -424,7 +428,7 @@ def rpc(node: str, token: str, body: Any) -> Call[None]:
 
 
 def return_(node: str, token: str, body: Any) -> Call[None]:
-    """Send the answer of a request to the node that made it; ``token`` is the one received."""
+    """Send the answer of a request to the node that made it, with the token of the request."""
     encoded = EncodedBody.of(body)
     return _sending_call(
         "SELECT messages.return(%s, %s, %s, %s)",

@@ -23,7 +23,7 @@ _DETECTION_TIMEOUT = timedelta(seconds=3)
 
 
 class PoolerKind(Enum):
-    """Kind of pooler between a client and PostgreSQL; for how long a client has a backend."""
+    """Kind of pooler between a client and PostgreSQL: for how long a client keeps a backend."""
 
     NONE = "none"
     SESSION = "session"
@@ -37,10 +37,10 @@ class PoolerKind(Enum):
 
 
 def detect_pooler(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
-    """Open two connections to detect a pooler; raise psycopg.Error if the server refuses them.
+    """Detect the kind of pooler with two connections; raise psycopg.Error if one of them fails.
 
-    If both see the same backend, or one of them sees two backends, the pooler shares backends. If
-    a pooler gives each client its own backend, the process id at log-in is not the backend's.
+    If both see the same backend, or one of them sees two backends, the pooler shares backends. A
+    pooler that does not share them sends a process id at log-in that is not the backend's.
     """
     # Not psycopg's context managers: they commit, although a statement may still be running.
     with closing(connect(dsn, answer_timeout)) as first:
@@ -67,14 +67,14 @@ def detect_pooler(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> Pool
 
 
 def host_and_port(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> str:
-    """Return the address of a connection, for messages to people."""
+    """Return the address of a connection, for error texts."""
     if connection is None or connection.closed:
         return "an unknown address"
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def refuse_shared_connections(dsn: str, address: str) -> None:
-    """Raise ConnectionShared if the pooler at this address shares connections."""
+    """Raise ConnectionShared for a pooler that shares, ServerUnreachable if detection fails."""
     try:
         kind = detect_pooler(dsn, _DETECTION_TIMEOUT)
     except psycopg.Error as error:
@@ -102,7 +102,7 @@ class _TransactionRefused(psycopg.OperationalError):
 
 def _occupy_backend(connection: Connection) -> int:
     """Begin a transaction, and return the process id of its backend."""
-    # If even this fails, the error has another cause than BEGIN.
+    # If this fails, BEGIN is not the cause of the error.
     _backend_pid(connection)
     try:
         connection.execute("BEGIN")
@@ -120,8 +120,7 @@ def _backend_pid(connection: psycopg.Connection[Any]) -> int:
 
 
 # If a client's host vanishes, its nodes seem alive until the server's keepalives fail: by default
-# after two hours. Behind a pooler nothing is set, and the result is null. Unix sockets have no
-# keepalives.
+# after two hours. Behind a pooler, this statement sets nothing and returns null.
 _KEEPALIVES: Final = ("keepalives_idle", "keepalives_interval", "keepalives_count")
 _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat({}) END".format(
     ", ".join(
@@ -142,8 +141,8 @@ _SET_STATEMENT_TIMEOUT: Final = """
 async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> bool:
     """Set a statement timeout and the isolation level; return False if there is a pooler.
 
-    Then nothing is set, and psycopg will prepare no statements: the pooler may give the backend
-    with our settings and statements to another client, and give us one without them.
+    If there is one, set nothing, and prepare no statements. The pooler may give the backend with
+    our settings and statements to another client, and give us a backend without them.
     """
     cursor = await connection.execute(
         _SET_STATEMENT_TIMEOUT, (connection.info.backend_pid, int(seconds * 1000))
@@ -158,8 +157,8 @@ async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> 
 class Connector:
     """Creates the connections of one node, and refuses poolers that share them.
 
-    It detects such a pooler before the first call: while there is only one client, shared
-    connections seem to work.
+    It detects such a pooler before the first call, because shared connections seem to work while
+    there is only one client.
     """
 
     def __init__(self, conninfo: str, answer_timeout: timedelta) -> None:

@@ -28,7 +28,7 @@ _SUCCESS: Final = b'{"Err":"0"}'
 _JSON_OID: Final = 114
 _TEXT_OID: Final = 25
 _PLACEHOLDER: Final = re.compile("%[sb]")
-# Binary arrays: number of dimensions, whether there are nulls, element type, length, first index.
+# Head of a binary array: number of dimensions, has nulls, element type, length, first index.
 _ARRAY_HEAD: Final = struct.Struct("!5i")
 _LENGTH: Final = struct.Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
@@ -81,7 +81,7 @@ def _array(texts: list[str | None]) -> bytes:
 
 
 def first_value(result: pq.abc.PGresult) -> Any:
-    """Read the first column of the first row, which is JSON or text."""
+    """Return the first column of the first row, JSON or text; None for null or no row."""
     value = result.get_value(0, 0) if result.ntuples else None
     if value is None:
         return None
@@ -99,8 +99,8 @@ class StatementCache:
 
     def __init__(self) -> None:
         self._statements: dict[str, PreparedStatement] = {}
-        # Part of the next name. A name is used once: the server may still have statements that
-        # were removed here.
+        # Part of the next name. No name is used twice, because the server may still have statements
+        # that were removed here.
         self._prepared_count = 0
 
     def execute(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
@@ -267,7 +267,7 @@ class NotificationBuffer:
 
 
 def is_readable(descriptor: int, seconds: float = 0.0) -> bool:
-    """Wait up to ``seconds`` for data, or for the end of the stream; return whether one came."""
+    """Return whether data, or the end of the stream, arrives within ``seconds``."""
     with _Selector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))
@@ -289,12 +289,12 @@ class Waker:
     def wake(self) -> None:
         """End the current wait, or the next one."""
         if self._sockets is not None:
-            # If the socket is full, it wakes the wait anyway. If it is closed, there is no wait.
+            # A full socket already ends the wait. If the socket is closed, there is no wait.
             with suppress(OSError):
                 self._sockets[0].send(b"\0")
 
     def wait(self, descriptor: int | None, seconds: float) -> bool:
-        """Wait for ``wake``, or for data on the descriptor; return whether there is data."""
+        """Wait for ``wake``, data on the descriptor, or a timeout; return whether there is data."""
         wake_socket = self._sockets[1] if self._sockets is not None else None
         with _Selector() as selector:
             for source in (wake_socket, descriptor):

@@ -9,7 +9,7 @@ Duration = timedelta | float
 
 
 def as_timedelta(value: Duration, name: str) -> timedelta:
-    """Convert a number of seconds; infinity is the longest timedelta.
+    """Convert a duration to a timedelta; infinity becomes the longest one.
 
     Raise TypeError for other types, and ValueError for NaN; ``name`` is the argument's name.
     """

@@ -29,11 +29,11 @@ T = TypeVar("T")
 # A generator that yields calls, receives their results, and returns its own.
 Calls = Generator[Call[Any], Any, T]
 
-# Registrations per transaction. Rule changes must wait for it: a fraction of a second.
+# Registrations per transaction. Rule changes wait for its end: a fraction of a second.
 _CHUNK_SIZE: Final = 50
 _CLOSING_SECONDS: Final = 5.0
 # After a restart of PostgreSQL all sessions reconnect at the same time, and the first one removes
-# all dead sessions. The others wait for its locks longer than usual: nodes must not be given up.
+# all dead sessions. Wait for its locks longer than usual, so that no node is given up.
 _RESTORE_SECONDS: Final = 5.0
 # A gateway disconnects if its inbox has this many times ``inbox_limit`` messages.
 _INBOX_MAXIMUM_FACTOR: Final = 4
@@ -46,7 +46,7 @@ class GatewayState(NodeState):
     """State of a gateway: that of a node, but with any number of registered nodes.
 
     The local event ``reconnected`` is followed by an event for each registration that could not be
-    restored: ``Nodes`` is the node, ``Err`` the error. After error 56 a retry may succeed.
+    restored. ``Nodes`` is a list of the node; ``Err`` is the error, 56 if a retry may succeed.
     """
 
     def __init__(self, name: str, options: Options) -> None:
@@ -70,8 +70,8 @@ class GatewayState(NodeState):
         super().on_call_succeeded(
             call, result.get("Channel", "") if isinstance(result, dict) else ""
         )
-        if call.registers is not None and self.on_registration_changed is not None:
-            self.on_registration_changed(call.ident, *call.registers)
+        if call.registration_change is not None and self.on_registration_changed is not None:
+            self.on_registration_changed(call.ident, *call.registration_change)
 
     def on_connection_lost(self, reason: object, now: float) -> None:
         """Record the loss of the connection, and queue a local event."""
@@ -81,7 +81,7 @@ class GatewayState(NodeState):
             self.inbox.append(Notification({"Type": SYS, "Evt": CONNECTION_LOST}, None, ""))
 
     def on_connected(self, now: float) -> None:
-        """Record a new connection; after a loss, queue an event and one per failed registration."""
+        """Record a new connection; after a loss, queue "reconnected" and the failure events."""
         super().on_connected(now)
         self.inbox.extend(self._failure_events)
         self._failure_events.clear()
@@ -89,7 +89,7 @@ class GatewayState(NodeState):
     def deregister_calls(self) -> Iterator[Call[Any]]:
         """Yield the calls that deregister all nodes."""
         for chunk in _chunks(self.registration.idents):
-            yield gateway_calls.register_many("deinit", chunk, _CLOSING_SECONDS)
+            yield gateway_calls.init_or_deinit_many("deinit", chunk, _CLOSING_SECONDS)
 
     def _on_event(self, header: dict[str, Any]) -> None:
         """Do nothing: the gateway's user processes events, and decides whether they are current."""
@@ -105,7 +105,7 @@ class GatewayState(NodeState):
         if self.registration.idents:
             yield from self._end_earlier_session()
         for chunk in _chunks(self.registration.idents):
-            init_many = partial(gateway_calls.register_many, "init")
+            init_many = partial(gateway_calls.init_or_deinit_many, "init")
             answers = yield from self._run_for_each(init_many, chunk, str)
             for ident, answer in zip(chunk, answers, strict=True):
                 yield from self._on_init_answer(ident, answer)
@@ -113,7 +113,7 @@ class GatewayState(NodeState):
         del self._backends[:-1]
 
     def _end_earlier_session(self) -> Calls[None]:
-        """Run housekeeping: it ends the earlier session, so that its nodes can register again."""
+        """Run housekeeping, which ends the lost session, so that its nodes can register again."""
         try:
             yield calls.evaluate()
         except (MessagesError, psycopg.Error) as error:
@@ -127,11 +127,11 @@ class GatewayState(NodeState):
             return
         if answer["Err"] == _IDENT_TAKEN:
             # The server may still have earlier connections of ours: terminate them, and reconnect.
-            had_any = False
+            has_ended_any = False
             for backend in self._backends[:-1]:
-                existed: bool = yield calls.end_backend(backend)
-                had_any = had_any or existed
-            if had_any:
+                was_alive: bool = yield calls.end_backend(backend)
+                has_ended_any = has_ended_any or was_alive
+            if has_ended_any:
                 raise IdentTaken(answer["Errstr"])
         if ident in self.registration.idents:
             self._give_up(ident, "init", ident, answer)
@@ -140,11 +140,11 @@ class GatewayState(NodeState):
         joins = self.registration.joins()
         # Each topic_observe blocks all other topic changes until its commit, so it runs alone.
         observations = [join for join in joins if join[1] == "topic_observe"]
-        others = [join for join in joins if join[1] != "topic_observe"]
-        for chunk in (*_chunks(others), *([join] for join in observations)):
+        other_joins = [join for join in joins if join[1] != "topic_observe"]
+        for chunk in (*_chunks(other_joins), *([join] for join in observations)):
             answers = yield from self._run_for_each(gateway_calls.join_many, chunk, itemgetter(2))
             for (ident, function, topic), answer in zip(chunk, answers, strict=True):
-                if answer["Err"] != "0" and self.registration.has(ident, function, topic):
+                if answer["Err"] != "0" and self.registration.has_join(ident, function, topic):
                     self._give_up(ident, function, topic, answer)
 
     def _run_for_each(
@@ -153,9 +153,10 @@ class GatewayState(NodeState):
         values: Sequence[T],
         subject_of: Callable[[T], str],
     ) -> Calls[list[Answer]]:
-        """Run one call for all values; if the server aborts its transaction, run one for each.
+        """Run one call for all values; if the server aborts it, run one for each value.
 
-        ``subject_of`` returns the node or topic that the call locks for a value.
+        A value whose own call is aborted has an answer with error 56. ``subject_of`` returns the
+        node or topic that the call locks for a value.
         """
         subjects = [subject_of(value) for value in values]
         seconds = self._restore_budget.timeout_seconds(subjects)
@@ -178,7 +179,7 @@ class GatewayState(NodeState):
         return answers
 
     def _give_up(self, ident: str, function: str, subject: str, answer: Answer) -> None:
-        """Forget a registration that could not be restored; its event follows "reconnected"."""
+        """Forget a registration that could not be restored; log it, and create its event."""
         self.registration.drop(ident, function, subject)
         self.log.warning(
             "%s: could not restore %s(%r) of %s: %s",
@@ -198,7 +199,7 @@ def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class Gateway:
-    """One session that many nodes share; each call names the acting node.
+    """One session that many nodes share; each call names the node that makes it.
 
     ``name`` appears in the log and in ``application_name``; it is not registered as a node. Tasks
     may share a gateway; sends that they make at the same time share round trips. After a lost
@@ -218,7 +219,7 @@ class Gateway:
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
-        """Connect; if that fails, raise ServerUnreachable without a retry."""
+        """Connect without a retry; raise ServerUnreachable, or ConnectionShared for a pooler."""
         await self._session.open()
 
     async def close(self) -> None:
@@ -242,32 +243,32 @@ class Gateway:
     @property
     def echo_seconds(self) -> float | None:
         """Seconds that the last probe of the connection took; None before the first one."""
-        return self._state.heartbeat.echo_seconds
+        return self._state.heartbeat.probe_seconds
 
     @property
     def pid(self) -> int:
-        """Process id of the connection's backend."""
+        """Process id of the newest connection's backend; 0 before the first connection."""
         return self._state.pid
 
     def set_registration_callback(self, callback: Callable[[str, str, str], None]) -> None:
         """Set a callback for successful registration changes.
 
-        Its arguments are the node, the function ("deinit" also for ``crash``), and the topic or
-        again the node. It is called before later notifications are processed, and even if the task
-        that made the change was cancelled.
+        The arguments of the callback are the node, the function ("deinit" also for ``crash``), and
+        the topic or again the node. The callback is called before later notifications are
+        processed, and even if the task that made the change was cancelled.
         """
         self._state.on_registration_changed = callback
 
     async def run(
         self, ident: str, function: str, *arguments: str | None, can_wait: bool = True
     ) -> Answer:
-        """Call a function of the SQL core as a node; return its answer, also if that is an error.
+        """Call a function of the SQL core as a node; return its answer, even if that is an error.
 
         ``init``, ``deinit``, ``crash`` and ``use`` take no arguments. The answer of ``get_data`` is
         the message's header, with the text of the body as ``Body``. Raises ConnectionLost or
-        NodeClosed without a connection, ValueError for values that PostgreSQL cannot store, and
-        psycopg's errors if the server aborts the call. One of these is LockNotAvailable: another
-        session holds a lock that the change needs. Without ``can_wait`` the call waits 1 ms for it.
+        NodeClosed without a connection, TypeError or ValueError for wrong arguments, and psycopg's
+        errors if the server aborts the call. LockNotAvailable means that another session holds a
+        lock that the change needs; the call waits 1 ms for a lock, or longer if ``can_wait``.
         """
         try:
             if function in NODE_FUNCTIONS and not arguments:
@@ -286,14 +287,14 @@ class Gateway:
         """Change the registration of a node; ``subject`` is the topic, or again the node."""
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
-        # One change at a time: otherwise all would wait for the lock that blocks the first one.
+        # One change at a time, so that the lock timeout of one shortens the waits of the next ones.
         async with self._change_lock:
             if not self.is_connected and monotonic() >= deadline:
-                # Calls before this one have waited for a connection; this one waits no longer.
+                # The time for a reconnect has passed while this call waited for its turn.
                 raise ConnectionLost(f"{self.name} is not connected")
             seconds = lock_budget.timeout_seconds((subject,)) if can_wait else MIN_LOCK_WAIT_SECONDS
             if function in NODE_FUNCTIONS:
-                call = gateway_calls.change_node(function, ident, seconds)
+                call = gateway_calls.call_node_function(function, ident, seconds)
             else:
                 call = gateway_calls.join_or_leave(ident, function, subject, seconds)
             try:
@@ -309,7 +310,7 @@ class Gateway:
         self._state.registration.drop(ident, function, topic or ident)
 
     def set_inbox_callback(self, callback: Callable[[], None]) -> None:
-        """Set a callback that takes from the inbox; called after each read. Must raise nothing."""
+        """Set a callback that takes from the inbox after each read; it must not raise errors."""
         self._state.on_received = callback
 
     def mark_taken(self, number: int) -> None:

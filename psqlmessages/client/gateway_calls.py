@@ -1,4 +1,4 @@
-"""Calls of a gateway: each names the node that runs it, or runs for many nodes in one statement."""
+"""Calls of a gateway: each is made as a given node, or for many nodes in one statement."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any, Final
 from psqlmessages.client.calls import Call, Merging, check_names, raise_for_error, read_payload
 from psqlmessages.client.registration import JOIN_CALLS, UNDOES
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.retry import MAX_LOCK_WAIT_SECONDS
 
 Answer = dict[str, Any]
 
-# messages.use selects the node first; CASE then calls the function only if that succeeded. OFFSET 0
-# prevents the planner from calling messages.use twice.
+# messages.use selects the acting node. Then CASE calls the function, or returns the error of
+# messages.use. OFFSET 0 prevents the planner from calling messages.use twice.
 _CALL_AS: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
 )
-# One statement for the calls of many nodes: each row selects its node, then calls the function.
+# One statement for the calls of many nodes. Each row calls messages.use, then the function.
 _CALL_MANY_AS: Final = (
     "SELECT json_build_object('Err', '0', 'Answers', json_agg("
     "CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0}({1}) ELSE u.answer END))"
@@ -33,7 +32,7 @@ _REGISTER_MANY: Final = (
     " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
-# If messages.use fails, the answer of the join is null.
+# The answer for a node is null if messages.use fails; _read_answers replaces null by an error.
 _JOIN_MANY: Final = (
     "SELECT json_agg(CASE WHEN messages.use(u.ident) ->> 'Err' = '0' THEN CASE u.function"
     " WHEN 'topic_listen' THEN messages.topic_listen(u.topic)"
@@ -45,13 +44,13 @@ _JOIN_MANY: Final = (
 )
 _NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
 
-# Functions that join or leave a topic. They wait for other sessions that change the same topic.
+# Functions by which a node joins or leaves a topic. They wait for sessions that have locked it.
 JOIN_OR_LEAVE: Final = (*JOIN_CALLS, *UNDOES)
-# By function whose calls may share a round trip: its number of arguments.
-_SHARING: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}
-# By function that call_as can call: its number of arguments.
+# Functions whose calls may share a round trip, with their numbers of arguments.
+_BATCHABLE: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}
+# All functions that call_as accepts, with their numbers of arguments.
 FUNCTIONS: Final = {
-    **_SHARING,
+    **_BATCHABLE,
     **dict.fromkeys((*JOIN_OR_LEAVE, "topic_status", "topic_auth", "get_data"), 1),
 }
 # Functions whose only argument is the node.
@@ -65,19 +64,20 @@ def _merging(function: str, count: int) -> Merging:
     return Merging(sql, tuple(range(count + 1)), lambda answer, _: list(answer["Answers"]))
 
 
-_MERGINGS: Final = {function: _merging(function, count) for function, count in _SHARING.items()}
+_MERGINGS: Final = {function: _merging(function, count) for function, count in _BATCHABLE.items()}
 
 
 def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
-    """Call a function as a node of the session, also if another node acted before.
+    """Create a call of a function as the node ``ident``, which becomes the acting node.
 
-    The result is its answer; for ``get_data``, the header with the text of the body as ``Body``.
+    Its result is the function's answer. For ``get_data``, this is the header of the message with
+    the text of the body as ``Body``.
     """
     count = FUNCTIONS[function]
     if len(arguments) > count:
-        raise TypeError(f"{function} takes {count} arguments, not {len(arguments)}")
+        raise TypeError(f"{function} takes at most {count} arguments, not {len(arguments)}")
     check_names(ident, *(argument for argument in arguments if argument is not None))
-    # Pass all arguments, so that all calls of a function have the same SQL.
+    # Pass null for missing arguments, so that all calls of a function have the same SQL.
     all_arguments = (*arguments, *[None] * (count - len(arguments)))
     call = f"{function}({', '.join(['%s'] * count)})"
     is_text = function == "get_data"
@@ -85,39 +85,37 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
         _CALL_AS.format(call, "::text" if is_text else ""),
         (*all_arguments, ident),
         _read_data if is_text else raise_for_error,
-        may_share_round_trip=function in _SHARING,
+        may_share_round_trip=function in _BATCHABLE,
         ident=ident,
         merging=_MERGINGS.get(function),
     )
 
 
-def join_or_leave(
-    ident: str, function: str, topic: str, seconds: float = MAX_LOCK_WAIT_SECONDS
-) -> Call[Answer]:
-    """Call a function of JOIN_OR_LEAVE as a node; wait up to ``seconds`` per lock."""
+def join_or_leave(ident: str, function: str, topic: str, seconds: float) -> Call[Answer]:
+    """Create a call of a function of JOIN_OR_LEAVE, which waits up to ``seconds`` per lock."""
     return Call(
         _CALL_AS_WITH_TIMEOUT.format(f"{function}(%s)", ""),
         (*check_names(topic, ident), _lock_timeout(seconds)),
         raise_for_error,
-        registers=(function, topic),
+        registration_change=(function, topic),
         ident=ident,
     )
 
 
-def change_node(function: str, ident: str, seconds: float = MAX_LOCK_WAIT_SECONDS) -> Call[Answer]:
-    """Call a function of NODE_FUNCTIONS; wait up to ``seconds`` per lock."""
+def call_node_function(function: str, ident: str, seconds: float) -> Call[Answer]:
+    """Create a call of a function of NODE_FUNCTIONS, which waits up to ``seconds`` per lock."""
     change = "deinit" if function == "crash" else function
     return Call(
         _REGISTER.format(function),
         (*check_names(ident), _lock_timeout(seconds)),
         raise_for_error,
-        registers=(change, ident),
+        registration_change=(change, ident),
         ident=ident,
     )
 
 
-def register_many(function: str, idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
-    """Call init or deinit for each node in one transaction; the result is a list of answers."""
+def init_or_deinit_many(function: str, idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
+    """Create a call of init or deinit for each node, in one transaction; it returns all answers."""
     return Call(
         _REGISTER_MANY.format(function),
         (list(idents), _lock_timeout(seconds)),
@@ -126,7 +124,7 @@ def register_many(function: str, idents: Sequence[str], seconds: float) -> Call[
 
 
 def join_many(joins: Sequence[tuple[str, str, str]], seconds: float) -> Call[list[Answer]]:
-    """Call a function for each (ident, function, topic), in one transaction; see register_many."""
+    """Create a call of the function of each (ident, function, topic); it returns all answers."""
     columns = tuple(list(column) for column in zip(*joins, strict=True))
     return Call(_JOIN_MANY, (*columns, _lock_timeout(seconds)), _read_answers(len(joins)))
 
@@ -136,7 +134,7 @@ def _lock_timeout(seconds: float) -> str:
 
 
 def _read_answers(number: int) -> Callable[[Any], list[Answer]]:
-    """Create a reader of an answer that is a list of ``number`` answers."""
+    """Create a function that reads an answer which is a list of ``number`` answers."""
 
     def read(answers: Any) -> list[Answer]:
         if not isinstance(answers, list) or len(answers) != number:

@@ -24,9 +24,9 @@ from psqlmessages.client.transactions import run_steps, run_steps_async
 
 @dataclass(slots=True, eq=False)
 class HandlerRun:
-    """Runs the handlers of a message, then of further messages with the same order key.
+    """A run of the handlers of a message, then of further messages with the same order key.
 
-    ``owner`` is the task that runs them, or the id of the thread.
+    ``owner`` is the task, or the id of the thread, that runs the handlers.
     """
 
     message: Message
@@ -36,13 +36,13 @@ class HandlerRun:
 
 
 class HandlerRuns:
-    """The current runs, at most ``Options.concurrency``, and messages that wait for their order."""
+    """The current runs, at most ``Options.concurrency``, and messages that wait for their end."""
 
     def __init__(self, handlers: NodeHandlers, state: NodeState) -> None:
         self._handlers = handlers
         self._state = state
         self.current: set[HandlerRun] = set()
-        # By order key of a current run: the messages behind it.
+        # The waiting messages of each order key that has a current run.
         self._waiting: dict[str, deque[Message]] = {}
         self._waiting_count = 0
 
@@ -53,7 +53,7 @@ class HandlerRuns:
         return len(self.current) < options.concurrency and self._waiting_count < options.inbox_limit
 
     def begin(self, message: Message) -> HandlerRun | None:
-        """Create the run of a message; None if it has no handler, or must wait for its order."""
+        """Create the run of a message; None without a handler, or behind a message with its key."""
         if not self._handlers.must_handle(message):
             return None
         key = self._handlers.order_key(message)
@@ -68,7 +68,7 @@ class HandlerRuns:
         return run
 
     def advance(self, run: HandlerRun) -> bool:
-        """Give a run the next message of its key; without one, or after ``stop``, end the run.
+        """Give a run the next message of its key; if there is none, or after ``stop``, end the run.
 
         Returns whether the run continues.
         """
@@ -81,7 +81,7 @@ class HandlerRuns:
         return True
 
     def end(self, run: HandlerRun) -> None:
-        """End a run unless it has ended, and drop the messages of its key that wait."""
+        """End a run unless it has ended, and drop the waiting messages of its key."""
         if run not in self.current:
             return
         self.current.discard(run)
@@ -89,7 +89,7 @@ class HandlerRuns:
             self._waiting_count -= len(self._waiting.pop(run.order_key, ()))
 
     def others(self, owner: object) -> set[HandlerRun]:
-        """Return the runs of other tasks or threads."""
+        """Return the runs that other tasks or threads own."""
         return {run for run in self.current if run.owner != owner}
 
     def abandon(self, runs: Collection[HandlerRun]) -> None:
@@ -173,7 +173,7 @@ class HandlerThreads:
         self._threads = DaemonThreadPool(state.options.concurrency, f"handlers of {state.ident}")
         # Ids of the threads in which `run` is active.
         self._receiver_ids: set[int] = set()
-        # Raised by a handler, but no Exception: SystemExit, …
+        # An error of a handler that is no Exception, such as SystemExit.
         self.fatal_error: BaseException | None = None
 
     @property
@@ -309,7 +309,7 @@ class HandlerTasks:
         tasks: dict[Any, HandlerRun] = {run.owner: run for run in runs}
         seconds = self._state.options.stop_timeout.total_seconds()
         _, unfinished = await asyncio.wait(tasks, timeout=seconds)
-        # Another call of this method may have cancelled them.
+        # Another call of this method may already have abandoned some of these runs.
         late = [task for task in unfinished if tasks[task] in self._runs.current]
         self._runs.abandon([tasks[task] for task in late])
         for task in late:

@@ -18,20 +18,20 @@ from psqlmessages.client.node_state import NodeState
 from psqlmessages.exceptions import MessagesError
 
 Handler = Callable[[Message], Any]
-# A generator that yields functions to call, and receives their results. A result that is awaitable
-# is awaited first.
+# A generator that yields functions to call, and receives their results. An awaitable result is
+# awaited first.
 Actions = Generator[Callable[[], Any], Any, None]
 # Called if an answer to a message could not be sent.
 OnReplyFailed = Callable[[Message, Exception], object]
 F = TypeVar("F", bound=Handler)
 
-# The order key of all events: "disconnect" is handled after "connect". No topic has an empty name.
+# The order key of all system events, which are handled in order. No topic has an empty name.
 _EVENTS_KEY: Final = ""
 
 
 @dataclass(slots=True, eq=False)
 class HandlerAction:
-    """A function that calls a handler with a message."""
+    """An action that calls a handler with a message."""
 
     function: Handler
     message: Message
@@ -47,7 +47,7 @@ class HandlerAction:
 
     @property
     def is_async(self) -> bool:
-        """Whether the handler is a coroutine function, or an object whose call is one."""
+        """Whether the handler is a coroutine function, or an object with an async ``__call__``."""
         function = self.function
         if type(function) is FunctionType and function.__code__.co_flags & CO_COROUTINE:
             return True
@@ -58,10 +58,10 @@ class NodeHandlers:
     """Handlers of a node: decorators that register them, and selection for a message."""
 
     def __init__(self) -> None:
-        self._on_topic: list[tuple[str, Handler]] = []
+        self._topic_handlers: list[tuple[str, Handler]] = []
         self._ordered_topics: list[str] = []
-        self._on_rpc: list[Handler] = []
-        self._on_event: list[tuple[frozenset[str], Handler]] = []
+        self._rpc_handlers: list[Handler] = []
+        self._event_handlers: list[tuple[frozenset[str], Handler]] = []
 
     def on_topic(self, topic: str, *, ordered: bool = False) -> Callable[[F], F]:
         """Call the decorated function for each message of a topic, or of a pattern of topics (A*).
@@ -75,7 +75,7 @@ class NodeHandlers:
         def register(handler: F) -> F:
             if ordered:
                 self._ordered_topics.append(topic)
-            self._on_topic.append((topic, handler))
+            self._topic_handlers.append((topic, handler))
             return handler
 
         return register
@@ -83,10 +83,10 @@ class NodeHandlers:
     def on_rpc(self, handler: F) -> F:
         """Call the decorated function for each RPC; its return value is the answer.
 
-        If it raises an exception, the caller gets CallFailed with the class name of the exception,
-        or with the text of a CallFailed that the function raised.
+        If the function raises an exception, the caller gets CallFailed with the class name of that
+        exception. If the function raises CallFailed, the caller gets its text.
         """
-        self._on_rpc.append(handler)
+        self._rpc_handlers.append(handler)
         return handler
 
     @overload
@@ -98,11 +98,11 @@ class NodeHandlers:
     def on_event(self, *arguments: Any) -> Any:
         """Call the decorated function for each system event, or for the named ones."""
         if len(arguments) == 1 and callable(arguments[0]):
-            self._on_event.append((frozenset(), arguments[0]))
+            self._event_handlers.append((frozenset(), arguments[0]))
             return arguments[0]
 
         def register(handler: F) -> F:
-            self._on_event.append((frozenset(arguments), handler))
+            self._event_handlers.append((frozenset(arguments), handler))
             return handler
 
         return register
@@ -110,27 +110,27 @@ class NodeHandlers:
     def topics_to_listen(self) -> list[str]:
         """Return the topics of the handlers, without patterns, sorted by name."""
         # Two sessions that listen to the same topics in different orders could deadlock.
-        return sorted({topic for topic, _ in self._on_topic if not topic.endswith("*")})
+        return sorted({topic for topic, _ in self._topic_handlers if not topic.endswith("*")})
 
     def matching(self, message: Message) -> Iterator[Handler]:
         """Yield the handlers of a message, in order of registration."""
         if message.type == TOPIC:
-            for pattern, handler in self._on_topic:
+            for pattern, handler in self._topic_handlers:
                 if matches(pattern, message.topic):
                     yield handler
         elif message.type == RPC:
-            yield from self._on_rpc
+            yield from self._rpc_handlers
         elif message.type == SYS:
-            for events, handler in self._on_event:
+            for events, handler in self._event_handlers:
                 if not events or message.event in events:
                     yield handler
 
     def must_handle(self, message: Message) -> bool:
-        """Return whether a message has a handler, or is an RPC: then its caller needs an error."""
+        """Return whether a message has a handler, or is an RPC, which is always answered."""
         return message.type == RPC or next(self.matching(message), None) is not None
 
     def order_key(self, message: Message) -> str | None:
-        """Return the key that messages handled one after the other share; None if order is free."""
+        """Return a key: messages with the same key are handled in order. None: in any order."""
         if message.type == SYS:
             return _EVENTS_KEY
         if message.type == TOPIC and any(matches(t, message.topic) for t in self._ordered_topics):
@@ -138,7 +138,7 @@ class NodeHandlers:
         return None
 
     def handle(self, message: Message, state: NodeState) -> Actions:
-        """Yield actions that call the handlers of a message, and send their answers or an error."""
+        """Yield actions that call the handlers of a message, and answer it if that is wanted."""
         failure = f"{state.ident} has no RPC handler" if message.type == RPC else ""
         for handler in self.matching(message):
             failure = ""
@@ -153,7 +153,7 @@ class NodeHandlers:
 
 
 def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Actions:
-    """Send a handler's result, if an answer is wanted; None is an answer to an RPC only."""
+    """Yield actions that answer a message, if needed; the answer None is sent for an RPC only."""
     if not message.wants_answer or message.is_answered:
         return
     if answer is None and message.type != RPC:
@@ -168,7 +168,7 @@ def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Acti
 
 
 def send_error(message: Message, reason: str, on_failed: OnReplyFailed) -> Actions:
-    """Answer that the request failed, if an answer is wanted and none was sent."""
+    """Yield the action that answers with an error, if an answer is wanted and none was sent."""
     if not message.wants_answer or message.is_answered:
         return
     try:

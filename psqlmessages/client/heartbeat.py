@@ -1,6 +1,7 @@
 """Heartbeat: when to probe a connection, and when it is lost. No I/O, no clock.
 
-The intervals are in options.py.
+A probe is a notification to the session's own channel, and its echo is the arrival of that. Once
+an echo has arrived, probes are queries. The intervals are in options.py.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ class Heartbeat:
     """
 
     def __init__(self, options: Options) -> None:
-        self._evaluate_interval = options.evaluate_interval.total_seconds()
-        self._probe_interval = options.probe_interval.total_seconds()
-        self._probe_timeout = options.probe_timeout.total_seconds()
-        # Time limit for answers to housekeeping and probes. Housekeeping begins at most
-        # evaluate_interval after a loss, so it detects the loss within probe_interval +
-        # probe_timeout, as a probe does.
+        self._housekeeping_seconds = options.evaluate_interval.total_seconds()
+        self._probe_interval_seconds = options.probe_interval.total_seconds()
+        self._probe_timeout_seconds = options.probe_timeout.total_seconds()
+        # Time limit for answers to housekeeping and probes. The first housekeeping after a loss
+        # begins within evaluate_interval. With this limit, it detects the loss within
+        # probe_interval + probe_timeout, as a probe does.
         self.answer_seconds = max(
-            self._probe_timeout,
-            self._probe_interval + self._probe_timeout - self._evaluate_interval,
+            self._probe_timeout_seconds,
+            self._probe_interval_seconds + self._probe_timeout_seconds - self._housekeeping_seconds,
         )
         # Nonce of the echo that must arrive; "" if none is expected.
         self._nonce = ""
         self._has_echoed = False
-        self.echo_seconds: float | None = None
+        self.probe_seconds: float | None = None
         self._housekeeping_at = 0.0
         self._probed_at = 0.0
         self.received_at = 0.0
@@ -56,29 +57,29 @@ class Heartbeat:
             self.lost_at = now
 
     def cancel_probe(self, now: float) -> None:
-        """Stop expecting an echo, because there is no channel or the server refused the probe."""
+        """Stop expecting an echo, and begin the next interval of probes."""
         self._nonce = ""
         self._probed_at = now
 
-    def start_housekeeping_if_due(self, now: float) -> bool:
-        """Return whether housekeeping is due; if so, the next interval begins."""
-        if now - self._housekeeping_at < self._evaluate_interval:
+    def check_housekeeping_due(self, now: float) -> bool:
+        """Return whether housekeeping is due; if so, begin its next interval."""
+        if now - self._housekeeping_at < self._housekeeping_seconds:
             return False
         self._housekeeping_at = now
         return True
 
-    def start_probe_if_due(self, now: float) -> bool:
-        """Return whether a probe is due; if so, the next interval begins."""
-        if self._nonce or now - self._probed_at < self._probe_interval:
+    def check_probe_due(self, now: float) -> bool:
+        """Return whether a probe is due; if so, begin the next interval of probes."""
+        if self._nonce or now - self._probed_at < self._probe_interval_seconds:
             return False
         self._probed_at = now
         return True
 
-    def expect_echo(self) -> str | None:
-        """Return a payload to notify the own channel with; None if an earlier echo has arrived.
+    def create_echo_payload(self) -> str | None:
+        """Return the payload of the probe's notification; None if the probe should be a query.
 
-        Notifications arrive on the same TCP connection as answers. So after one echo, the answer
-        to a query is as good a proof, and a query writes no WAL.
+        After one echo, queries are enough: notifications and answers use the same TCP connection.
+        A query writes no WAL.
         """
         if self._has_echoed:
             return None
@@ -86,7 +87,7 @@ class Heartbeat:
         return wire.serialize({"Type": PROBE, "Nonce": self._nonce})
 
     def accept_echo(self, header: dict[str, object]) -> bool:
-        """Return whether a notification is the expected echo; if so, record that it arrived."""
+        """Return whether a notification is the expected echo; if so, record its arrival."""
         if not self._nonce or header.get("Nonce") != self._nonce:
             return False
         self._nonce = ""
@@ -95,19 +96,19 @@ class Heartbeat:
         return True
 
     def on_probe_answered(self, now: float) -> None:
-        """Record how long the probe took."""
-        self.echo_seconds = max(0.0, now - self._probed_at)
+        """Record how long the last probe took: ``now`` is the time of its answer or echo."""
+        self.probe_seconds = max(0.0, now - self._probed_at)
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether the echo is late, and no other data has arrived."""
+        """Return whether neither the expected echo nor another notification came in time."""
         return bool(self._nonce) and now >= self._echo_deadline()
 
     def next_at(self) -> float:
         """Return when housekeeping or a probe is due, or the expected echo is late."""
-        housekeeping_at = self._housekeeping_at + self._evaluate_interval
-        probe_at = self._probed_at + self._probe_interval
+        housekeeping_at = self._housekeeping_at + self._housekeeping_seconds
+        probe_at = self._probed_at + self._probe_interval_seconds
         return min(housekeeping_at, self._echo_deadline() if self._nonce else probe_at)
 
     def _echo_deadline(self) -> float:
-        # A slow receiver reads the echo late, after everything that was sent before it.
-        return max(self._probed_at, self.received_at) + self._probe_timeout
+        # A slow receiver gets more time: it reads the echo after all earlier notifications.
+        return max(self._probed_at, self.received_at) + self._probe_timeout_seconds

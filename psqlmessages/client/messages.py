@@ -36,11 +36,11 @@ class Replier(Protocol):
 
 @dataclass(slots=True)
 class Message:
-    """A message, or a system event (type "Sys": ``event`` and ``ident`` describe it).
+    """A message or system event. An event has type "Sys"; ``event`` and ``ident`` describe it.
 
-    ``to`` is the receiving node of an "Rpc" or "Return", the topic of a "Topic". ``size`` is the
-    number of bytes of the encoded body. ``away`` is set in the local event "reconnected" only: how
-    long there was no connection.
+    ``to`` is the receiving node of an "Rpc" or "Return", and the topic of a "Topic". ``size`` is
+    the number of bytes of the encoded body. ``away`` is set in the local event "reconnected" only:
+    for how long there was no connection.
     """
 
     type: str
@@ -67,11 +67,11 @@ class Message:
 
     @property
     def wants_answer(self) -> bool:
-        """Whether the sender waits for an answer: it gave a token."""
+        """Whether the sender asks for an answer, by giving a token."""
         return self.token is not None and self.type in (RPC, TOPIC)
 
     def reply(self, body: Any) -> Any:
-        """Answer the sender; on a message of an AsyncNode, await the result."""
+        """Answer the sender; await the result if an AsyncNode has received the message."""
         return self._begin_answer().reply(self, body)
 
     def reply_error(self, reason: str) -> Any:
@@ -79,7 +79,7 @@ class Message:
         return self._begin_answer().reply_error(self, reason)
 
     def _begin_answer(self) -> Replier:
-        """Mark the message as answered, and return the node that answers it."""
+        """Mark the message as answered, and return the node that sends the answer."""
         if self.replier is None or not self.wants_answer:
             raise ValueError("cannot answer this message: its sender gave no token")
         self.is_answered = True
@@ -91,7 +91,7 @@ class Notification:
     """A notification: its header, the text of its body, and the whole payload.
 
     ``text`` is None if there is no body, or if the body is too large for a notification
-    (``is_large``): then it is fetched later, and set as ``fetched_text``. For ``away`` see
+    (``is_large``). A large body is fetched later, and set as ``fetched_text``. For ``away`` see
     :class:`Message`.
     """
 
@@ -110,9 +110,9 @@ class Notification:
 class PendingCall:
     """A call that waits for answers: notifications, or the error that ends the wait.
 
-    ``on_answer`` wakes the caller; ``is_sent``: whether the server has accepted the call. An
-    AsyncNode ends the call, whose timeout is ``seconds``, at ``deadline``, but waits
-    ``extra_seconds`` more until the call is sent.
+    ``on_answer`` wakes the caller. ``is_sent``: the server has accepted the call. ``seconds`` is
+    the timeout. An AsyncNode ends the call at ``deadline``. If the call is not sent by then, the
+    deadline is first extended by ``extra_seconds``.
     """
 
     token: str
@@ -131,7 +131,7 @@ class PendingCall:
         self.on_answer()
 
     def on_event(self, event: str) -> None:
-        """Record an event of the callee: it has disconnected, crashed or connected again.
+        """Record that the callee has disconnected, crashed or connected again.
 
         Events that are read before the call is sent may be old, so only the last one counts.
         """
@@ -141,14 +141,14 @@ class PendingCall:
             self.fail(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
 
     def fail(self, error: MessagesError) -> None:
-        """Record that the callee or the connection is lost; if the call was sent, end the wait."""
+        """Record an error that ends the wait: now, or when the call is sent."""
         self._error = error
         # Check this after setting the error: another thread may run ``on_sent`` now.
         if self.is_sent:
             self.add(error)
 
     def on_connected(self) -> None:
-        """Record a new connection: a call that is not sent yet will be sent on it."""
+        """Record a new connection, on which the call will be sent if it is not sent yet."""
         if not self.is_sent:
             self._error = None
 
@@ -161,7 +161,7 @@ class PendingCall:
 
 # Header cache: headers of one sender and topic differ in size and id only, so parse one of them.
 
-# The size, the text between size and id, and the id. The text is cached only after it was parsed,
+# Groups: size, the text between size and id, id. A text is cached only after the header was parsed,
 # so that a string in it cannot imitate a size or an id.
 _TOPIC_HEADER: Final = re.compile(
     r'\{"Type":"Topic","Size":([0-9]{1,18}),(.{0,4000}),"Id":([0-9]{1,18})\}\n'
@@ -173,9 +173,9 @@ _FIELD_TYPES: Final[dict[str, type]] = {
         ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
     ),
 }
-# Events that a node or gateway creates locally: no notification may claim them.
+# Events that a node or gateway creates locally. A notification with one of them is malformed.
 _LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
-# Number of pairs of topic and sender at which the cache is cleared.
+# At this number of headers the cache is cleared.
 _MAX_CACHED: Final = 1_000
 
 
@@ -200,7 +200,7 @@ class HeaderCache:
         match = _TOPIC_HEADER.match(payload)
         if match is None or "Token" in header:
             return
-        # JSON may repeat a name. The last value counts, which may differ from the one matched.
+        # JSON may repeat a name. The parser uses the last value, but the match may have another.
         matched = {"Type": TOPIC, "Size": int(match[1]), "Id": int(match[3])}
         if header | matched == header:
             if len(self._headers) >= _MAX_CACHED:

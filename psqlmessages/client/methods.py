@@ -1,7 +1,7 @@
-"""Common base of Node and AsyncNode, and their methods made from functions that create calls.
+"""Base class of Node and AsyncNode, and their methods that each run one call.
 
-Such a method has the name, docstring and parameters of its function. A method made by
-``acting_method`` lacks the first parameter, the node: it passes the acting node of the session.
+Each method has the name, docstring and parameters of a function that creates the call. A method
+made by ``acting_method`` has no parameter for the node, and passes the acting node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psqlmessages.client.options import Options
 
 
 class NodeBase(NodeHandlers):
-    """Common base of Node and AsyncNode: properties that need no query, and handlers."""
+    """Base class of Node and AsyncNode: handlers, and properties that need no query."""
 
     def __init__(self, ident: str, options: Options) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class NodeBase(NodeHandlers):
         return self._state.channel
 
     @property
-    def _acting(self) -> str:
-        return self._state.registration.acting
+    def _acting_node(self) -> str:
+        return self._state.registration.acting_node
 
 
 P = ParamSpec("P")
@@ -65,7 +65,7 @@ def acting_method(
     """Create a method of Node that runs a call as the acting node."""
 
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self._session.run(create_call(self._acting, *args, **kwargs))
+        return self._session.run(create_call(self._acting_node, *args, **kwargs))
 
     return _with_signature_of(run, create_call, is_acting=True)
 
@@ -87,7 +87,7 @@ def async_acting_method(
     """Create a method of AsyncNode that runs a call as the acting node."""
 
     async def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return await self._session.run(create_call(self._acting, *args, **kwargs))
+        return await self._session.run(create_call(self._acting_node, *args, **kwargs))
 
     return _with_signature_of(run, create_call, is_acting=True)
 

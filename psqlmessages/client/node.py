@@ -55,8 +55,8 @@ class Node(NodeBase):
     def close(self) -> None:
         """Stop, wait up to ``stop_timeout`` for running handlers, deregister and disconnect.
 
-        Callable from any thread and from signal handlers. If this thread is in ``run``, that closes
-        the node when it ends.
+        Callable from any thread and from signal handlers. If this thread is in ``run``, the node is
+        closed when ``run`` ends.
         """
         self._is_closing = True
         self.stop()
@@ -95,7 +95,7 @@ class Node(NodeBase):
     evaluate = method(calls.evaluate)
 
     def init(self, ident: str) -> None:
-        """Register another node on this connection; it is the acting node of the next calls."""
+        """Register another node on this connection, and make it the acting node."""
         self._session.run(calls.init(ident))
 
     def reply(self, message: Message, body: Any) -> None:
@@ -135,13 +135,13 @@ class Node(NodeBase):
 
     def unsubscribe(self, topic: str) -> bool:
         """End a subscription and all iterations over it; return False if there was none."""
-        self._state.wakeups.on_unsubscribed(self._acting, topic)
-        return self._session.run(stream_calls.unsubscribe(self._acting, topic))
+        self._state.wakeups.on_unsubscribed(self._acting_node, topic)
+        return self._session.run(stream_calls.unsubscribe(self._acting_node, topic))
 
     def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """Wait until there may be new messages of a topic, to read them on another connection.
 
-        Returns False at the timeout. Read then too: a wake-up may have been lost.
+        Returns False at the timeout or ``stop``. Read then too: a wake-up may have been lost.
         """
         return self._session.run_steps(self._state.wait_published(topic, timeout))
 
@@ -165,10 +165,10 @@ class Node(NodeBase):
     def pop(self, queue: str, count: int = 1, *, timeout: Duration | None = None) -> list[Element]:
         """Take and remove up to ``count`` available elements, ordered by their ``mature`` time.
 
-        If there are none, return an empty list, or with a timeout wait that long for the first one.
+        If there are none, return an empty list. With a timeout, wait that long for the first one;
         ``stop`` and ``close`` end the wait with NodeClosed.
         """
-        return self._take(queue, queue_calls.pop(self._acting, queue, count), timeout)
+        return self._take(queue, queue_calls.pop(self._acting_node, queue, count), timeout)
 
     def reserve(
         self,
@@ -178,8 +178,8 @@ class Node(NodeBase):
         *,
         timeout: Duration | None = None,
     ) -> list[Element]:
-        """Take elements as ``pop`` does; they return after ``duration`` unless committed."""
-        statement = queue_calls.reserve(self._acting, queue, count, duration)
+        """Take elements as ``pop`` does; uncommitted ones come back after ``duration``."""
+        statement = queue_calls.reserve(self._acting_node, queue, count, duration)
         return self._take(queue, statement, timeout)
 
     def consume(
@@ -194,13 +194,12 @@ class Node(NodeBase):
         """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
 
         Requesting the next element marks the previous one as finished. Finished elements are
-        committed at the end of the batch, when ``group`` has passed since the first of them was
-        yielded (at most a tenth of ``duration``; zero: one commit per element), and when the loop
-        is left. Leaving the loop also rolls back the current element, with a delay of 1 s that
-        doubles with each try up to 5 minutes, and releases the unread elements of the batch. Leases
-        are not renewed.
+        committed at the end of the batch, when the loop is left, and ``group`` after the first of
+        them was yielded (at most a tenth of ``duration``; zero: one commit per element). Leaving
+        the loop also rolls back the current element, with a delay of 1 s that doubles with each try
+        up to 5 minutes, and releases the unread elements of the batch. Leases are not renewed.
         """
-        leased = LeasedBatch(self._state, self._acting, queue, duration, group)
+        leased = LeasedBatch(self._state, self._acting_node, queue, duration, group)
         timeout = FOREVER if idle is None else idle
         try:
             while not self._state.is_stopped:
@@ -220,13 +219,14 @@ class Node(NodeBase):
             return self._session.run(queue_calls.take(queue, statement))
         taken: list[Element] = []
         call = queue_calls.take_recorded(queue, statement, taken)
-        poller = QueuePoller(self._state, self._acting, queue, call, timeout, self._session.wake)
+        wake = self._session.wake
+        poller = QueuePoller(self._state, self._acting_node, queue, call, timeout, wake)
         try:
             return self._session.run_steps(poller.steps())
         except BaseException:
-            # Ctrl-C may have come after the commit: release what was taken. Popped elements have no
-            # lease, so they are lost.
-            leased = LeasedBatch(self._state, self._acting, queue)
+            # Ctrl-C may have come after the commit, so release the reserved elements. Popped ones
+            # have no lease, so they are lost.
+            leased = LeasedBatch(self._state, self._acting_node, queue)
             leased.add([element for element in taken if element.lease])
             self._session.run_steps(leased.give_back())
             raise
@@ -234,14 +234,14 @@ class Node(NodeBase):
     # RPC
 
     def call(self, node: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT) -> Any:
-        """Call a node and return the body of its answer; raise CallTimeout if none comes."""
+        """Return a node's answer to a call; raise CallFailed for an error, CallTimeout for none."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
         pending = self._state.begin_call(node)
         try:
             self._session.run(calls.rpc(node, pending.token, body), seconds)
             pending.on_sent()
-            if self._has_answer(pending, deadline):
+            if self._wait_for_answer(pending, deadline):
                 return self._session.run_steps(self._state.next_body(pending))
         finally:
             self._state.end_call(pending)
@@ -257,13 +257,13 @@ class Node(NodeBase):
         try:
             self._session.run(calls.topic_send(topic, body, pending.token), seconds)
             pending.on_sent()
-            while self._has_answer(pending, deadline):
+            while self._wait_for_answer(pending, deadline):
                 yield self._session.run_steps(self._state.next_answer(pending, self))
         finally:
             self._state.end_call(pending)
 
-    def _has_answer(self, pending: PendingCall, deadline: float) -> bool:
-        """Wait for an answer until the deadline."""
+    def _wait_for_answer(self, pending: PendingCall, deadline: float) -> bool:
+        """Wait for an answer until the deadline; return whether there is one."""
         self._session.wait(lambda: pending.answers, deadline, limits_heartbeat=True)
         if not pending.answers and self._state.is_stopped:
             raise self._state.stopped_error("while it waited for an answer")
@@ -281,7 +281,7 @@ class Node(NodeBase):
         return self.messages()
 
     def run(self) -> None:
-        """Listen to the topics of the handlers and call these for each message, until ``stop``.
+        """Listen to the topics of the handlers, and handle each message, until ``stop``.
 
         Up to ``concurrency`` messages are handled at the same time, each in a thread.
         """
@@ -294,7 +294,7 @@ class Node(NodeBase):
                 self.close()
 
     def _receive(self) -> Message | None:
-        """Return the next message; None if the node is stopped, or a handler has ended ``run``."""
+        """Wait for a message; None if the node is stopped, or a handler has ended ``run``."""
         session, state = self._session, self._state
         session.wait(lambda: state.inbox or self._handler_threads.fatal_error, inf)
         return session.run_steps(state.next_message(0, self)) if state.inbox else None

@@ -59,9 +59,9 @@ class NodeCounters:
     """Counters since the node was created; reading them needs no query.
 
     ``received`` counts notifications, ``fetched`` large bodies, ``foreign`` notifications on
-    unknown channels, ``late_answers`` those after the timeout of their call, ``lost_bodies`` large
+    unknown channels, ``late_answers`` answers that came after the timeout, ``lost_bodies`` large
     bodies that could not be fetched, ``evaluation_failures`` failed housekeeping and probes,
-    ``gaps`` subscriptions that timed out, ``dropped_events`` events that were not read.
+    ``gaps`` expired subscriptions, ``dropped_events`` events of a program that reads no messages.
     """
 
     calls: int = 0
@@ -83,18 +83,18 @@ class NodeCounters:
 
 logger = logging.getLogger("psqlmessages")
 
-# How long opening a node retries while its name is taken: the server may not yet know that a
-# process was killed which had it.
+# Opening a node retries for this long if its name is taken. If the process that used the name was
+# killed, the server may not know that yet.
 IDENT_WAIT_SECONDS = 0.5
 IDENT_RETRY_SECONDS = 0.02
-# If the program reads only streams or queues, a node with this many messages drops events.
+# If the program reads only streams or queues, events are dropped when the inbox has this size.
 _MAX_UNREAD_EVENTS = 1_000
 
 
 class NodeState:
     """State of a node: unread messages, pending calls, registration, heartbeat, counters.
 
-    Its session feeds it with notifications, and runs the calls that its generators yield.
+    The session passes notifications to it, and runs the calls that its generators yield.
     """
 
     def __init__(self, ident: str, options: Options) -> None:
@@ -148,7 +148,7 @@ class NodeState:
                 self.feed(channel, payload)
 
     def feed(self, channel: str, payload: str) -> None:
-        """Process one notification; raise no error, even if it is malformed."""
+        """Process one notification; raise no error, even if the notification is malformed."""
         self.counters.received += 1
         if channel == self.channel:
             if (parts := self._headers.split(payload)) is not None:
@@ -164,7 +164,7 @@ class NodeState:
             self.inbox.append(notification)
 
     def _feed_uncached(self, channel: str, payload: str) -> None:
-        """Process a notification of another channel, or one whose header must be parsed."""
+        """Process a notification on another channel, or one whose header must be parsed."""
         if channel != self.channel:
             if self.wait_lists.on_notification(channel, payload):
                 return
@@ -208,7 +208,7 @@ class NodeState:
         return notification
 
     def take_message(self, replier: Replier) -> Message | None:
-        """Take the oldest message of an AsyncNode, if its body is in the notification."""
+        """Take the oldest message; None if that needs a wait or a fetch, or after ``stop``."""
         if not self.inbox or self.inbox[0].is_large or self.is_stopped:
             return None
         if (notification := self.take()) is None:
@@ -285,7 +285,7 @@ class NodeState:
     def begin_call(
         self, callee: str, on_answer: Callable[[], object] = lambda: None
     ) -> PendingCall:
-        """Collect the answers to a call with a new token; ``callee`` is "" if a topic is called."""
+        """Create a pending call with a new token; ``callee`` is "" if a topic is called."""
         self._call_count += 1
         pending = PendingCall(f"{self._token_prefix}{self._call_count}", callee, on_answer)
         self._pending[pending.token] = pending
@@ -300,7 +300,7 @@ class NodeState:
         return list(self._pending.values())
 
     def end_waits(self) -> None:
-        """End all pending calls and waits of an AsyncNode, which was stopped."""
+        """End all pending calls and waits of an AsyncNode that was stopped."""
         self.on_stop()
         self.wait_lists.wake_all()
         for pending in self.pending_calls():
@@ -311,7 +311,7 @@ class NodeState:
         return NodeClosed(f"node {self.ident} was stopped {when}")
 
     def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
-        """Wait until a subscription should be read; return False at the timeout."""
+        """Wait until a subscription should be read; return False at the timeout or ``stop``."""
         self.wakeups.has_readers = True
         yield Wait(
             lambda: self.wakeups.has_new(topic), monotonic() + seconds_of(timeout, "timeout")
@@ -324,7 +324,7 @@ class NodeState:
         return bool(self._pending)
 
     def next_body(self, pending: PendingCall) -> Steps[Any]:
-        """Return the body of the next answer; raise the error in it, or that ended the wait."""
+        """Return the body of the next answer; raise its error, or the one that ended the wait."""
         notification, text = yield from self._next_answer(pending)
         try:
             enc = notification.header.get("Enc")
@@ -334,7 +334,7 @@ class NodeState:
             raise MessagesError(f"{self.ident}: the answer is malformed") from None
 
     def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
-        """Return the next answer; raise the error that it contains, or that ended the wait."""
+        """Return the next answer; raise its error, or the one that ended the wait."""
         notification, text = yield from self._next_answer(pending)
         message = self.create_message(notification, text, replier)
         if message is None:
@@ -357,7 +357,7 @@ class NodeState:
     # Connection
 
     def restore_calls(self) -> Generator[Call[Any], Any, None]:
-        """Yield the calls that restore all registrations on a new connection."""
+        """Yield the calls that set up a new connection and restore all registrations."""
         set_up = partial(calls.set_up_session, synchronous_commit=self.options.synchronous_commit)
         backend: calls.BackendInfo | None = None
         acting = ""
@@ -369,8 +369,8 @@ class NodeState:
                     self.channel = yield calls.init(ident)
             except IdentTaken:
                 if self.backend is not None:
-                    # After a network outage, the server may still have our earlier connection. The
-                    # next attempt succeeds when that has ended.
+                    # After a network outage, the server may still have our earlier connection. End
+                    # it, so that the next attempt succeeds.
                     yield calls.end_backend(self.backend)
                 raise
             except NotAuthorized as error:
@@ -383,8 +383,8 @@ class NodeState:
             yield from self._join_topics(ident, joins)
         if backend is None:
             backend, _ = yield set_up(None)
-        if acting != self.registration.acting:
-            yield calls.use(self.registration.acting)
+        if acting != self.registration.acting_node:
+            yield calls.use(self.registration.acting_node)
         self.backend = backend
 
     def _join_topics(self, ident: str, joins: list[Call[Any]]) -> Generator[Call[Any], Any, None]:
@@ -395,13 +395,13 @@ class NodeState:
                 if error.number is None:
                     raise
                 self._record_refused_call(ident, error)
-                function, topic = call.registers or ("", "")
+                function, topic = call.registration_change or ("", "")
                 self._drop_registration(ident, function, topic, error)
 
     def _drop_registration(
         self, ident: str, function: str, subject: str, error: MessagesError
     ) -> None:
-        """Forget a node (``subject`` is the node), or its join of the topic ``subject``."""
+        """Forget and log a join that was not restored; for "init", forget the whole node."""
         self.registration.drop(ident, function, subject)
         logger.warning("%s: could not restore %s(%r): %s", ident, function, subject, error)
 
@@ -415,15 +415,15 @@ class NodeState:
 
     def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
         """Record a successful call."""
-        if call.registers is not None:
-            self.registration.on_call_succeeded(*call.registers, call.ident)
-            if call.registers[0] == "init" and result:
+        if call.registration_change is not None:
+            self.registration.on_call_succeeded(*call.registration_change, call.ident)
+            if call.registration_change[0] == "init" and result:
                 # The session has a new channel if an administrator had disconnected its nodes.
                 self.channel = result
 
     def on_call_failed(self, call: Call[Any], error: Exception) -> None:
         """Record a call that failed."""
-        self._record_refused_call(call.ident or self.registration.acting or self.ident, error)
+        self._record_refused_call(call.ident or self.registration.acting_node or self.ident, error)
 
     def _record_refused_call(self, ident: str, error: Exception) -> None:
         refused_calls.record(ident, error)
@@ -463,7 +463,7 @@ class NodeState:
         self.log.warning(text, self.ident, delay, error_line(reason))
 
     def due_calls(self, now: float) -> list[Call[Any]]:
-        """Return the calls for housekeeping and probe if due; raise ConnectionLost if overdue."""
+        """Return the due calls of housekeeping and probe; raise ConnectionLost for a late echo."""
         heartbeat = self.heartbeat
         if not self.registration.idents:
             # Without a node there is no channel.
@@ -471,10 +471,10 @@ class NodeState:
         if heartbeat.is_overdue(now):
             raise ConnectionLost("a notification to its own channel did not arrive")
         due: list[Call[Any]] = []
-        if heartbeat.start_housekeeping_if_due(now):
+        if heartbeat.check_housekeeping_due(now):
             due.append(calls.evaluate())
-        if heartbeat.start_probe_if_due(now):
-            payload = heartbeat.expect_echo()
+        if heartbeat.check_probe_due(now):
+            payload = heartbeat.create_echo_payload()
             if payload is None:
                 due.append(calls.probe(self.channel, self._on_probe_answered))
             else:
@@ -492,7 +492,7 @@ class NodeState:
         return len(self.inbox) > self._inbox_maximum
 
     def on_due_call_failed(self, error: object, now: float) -> None:
-        """Record that housekeeping or a probe failed; the connection works."""
+        """Record that housekeeping or a probe failed although the connection works."""
         self.heartbeat.cancel_probe(now)
         self.counters.evaluation_failures += 1
         self.log.warning("%s: housekeeping or a probe failed: %s", self.ident, error)
@@ -500,7 +500,7 @@ class NodeState:
     def on_handler_failed(self, message: Message, error: BaseException) -> str:
         """Record that a handler raised an error; return the text for the sender of the message."""
         if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
-            # The handler raised it to choose that text.
+            # The handler has raised CallFailed to choose the text.
             return error.text
         self.counters.handler_failures += 1
         text = "%s: the handler of a message of type %s failed"
@@ -524,7 +524,7 @@ class NodeState:
                 pending.on_event(event)
 
     def _deliver_answer(self, notification: Notification) -> bool:
-        """Pass an answer to its pending call; return False if the program chose the token."""
+        """Pass an answer to its pending call; return False if the program chose its token."""
         token = notification.header.get("Token", "")
         if (pending := self._pending.get(token)) is not None:
             pending.add(notification)
@@ -546,7 +546,7 @@ _MAX_BYTES: Final = 64 * 1024
 
 
 def fetch_text(notification: Notification, state: NodeState) -> Steps[str | None]:
-    """Return the body text of a notification; raise MessagesError if it is no longer available."""
+    """Return the text of a body, fetched if large; raise MessagesError if it no longer exists."""
     if not notification.is_large:
         return notification.text
     if notification.fetched_text is None:
@@ -580,7 +580,7 @@ def _fetch_batch(batch: list[Notification], state: NodeState) -> Steps[None]:
     try:
         texts = yield calls.get_data_many([notification.payload for notification in batch])
     except (MessagesError, psycopg.Error):
-        # One of them may cause the error: each is fetched separately when its turn comes.
+        # A single body may cause the error, so each is fetched separately when its turn comes.
         return
     for notification, text in zip(batch, texts, strict=True):
         notification.fetched_text = text

@@ -1,7 +1,4 @@
-"""Options of a node: intervals of probes and housekeeping, timeouts, limits.
-
-Also the defaults of connection parameters.
-"""
+"""Options of a node: intervals, timeouts, limits; and defaults of connection parameters."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ from psqlmessages.client.durations import as_timedelta
 
 DEFAULT_CALL_TIMEOUT: Final = timedelta(seconds=5)
 
-# A dead connection is found within about 25 s: an idle one by keepalives, one with unacknowledged
-# data by tcp_user_timeout. If a proxy stops forwarding, the connection still looks alive to both;
-# only the probe finds that.
+# Keepalives detect a dead idle connection within about 25 s, and tcp_user_timeout one that has
+# unacknowledged data. Only the probe detects that a proxy has stopped forwarding.
 CONNECTION_DEFAULTS: Final = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -34,7 +30,7 @@ class Options:
     ``synchronous_commit``: each commit waits until its WAL is on disk; topics and RPC need no WAL.
     ``evaluate_interval``: how often the node calls housekeeping.
     ``probe_interval``: how often the node checks that its connection still listens.
-    ``probe_timeout``: how long it waits for the result; also the shortest limit for sending a call.
+    ``probe_timeout``: the limit for the result of a probe; the shortest limit for sending a call.
     ``answer_timeout``: a connection without an answer for this long is considered lost.
     ``reconnect_wait``: how long a call waits for the node to reconnect.
     ``backoff_min``, ``backoff_max``: limits of the growing pauses between attempts to reconnect.
@@ -67,7 +63,7 @@ class Options:
 
 
 def complete_conninfo(dsn: str, name: str) -> str:
-    """Add default parameters to a connection string; application_name gets the node's ``name``."""
+    """Add default parameters to a connection string; ``name`` is for application_name."""
     settings: dict[str, Any] = conninfo_to_dict(dsn)
     defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {name}"}
     # Payloads are decoded as UTF-8, so PGCLIENTENCODING must not apply.

@@ -54,7 +54,7 @@ class AckResult(tuple[bool, ...]):  # noqa: SLOT001 - a tuple has no slots for a
 
 
 class QueueSizes(NamedTuple):
-    """Number of elements in a queue; ``next``: when the next one becomes available."""
+    """Numbers of elements in a queue; ``next``: when the next one becomes available, or None."""
 
     total: int
     available: int
@@ -73,7 +73,7 @@ class QueueSettings(NamedTuple):
 
 
 class ListenResult(NamedTuple):
-    """Result of listening to a queue: its channel, and for how many seconds pushes notify it.
+    """Result of listening to a queue: for ``seconds``, pushes notify its ``channel``.
 
     ``next_seconds``: time until the next element becomes available; None if there is none.
     """
@@ -113,7 +113,7 @@ class Element:
 
 
 def element_of(queue: str, row: tuple[Any, ...]) -> Element:
-    """Create an element from a row of ``queue_calls.COLUMNS``."""
+    """Create an element from a row with the columns of COLUMNS."""
     id_, body, enc, headers_text, mature, tries, hops, pushed_at, lease = row
     # Most elements have no headers.
     headers = json.loads(headers_text) if headers_text != "{}" else {}
@@ -171,8 +171,8 @@ def push(
 ) -> Call[int]:
     """Add an element to a queue; return its id.
 
-    It becomes available at ``mature``, or after ``delay``, or immediately. A second push with
-    the same ``key`` adds nothing and returns the id of the first element.
+    The element becomes available at ``mature``, or after ``delay``, or immediately. During the
+    queue's ``key_timeout``, a push with the same ``key`` adds nothing and returns the first id.
     """
     encoded = EncodedBody.of(body)
     sql = "SELECT messages.push(%s, %s, %s, %s)"
@@ -254,7 +254,7 @@ def reserve(
 def renew(
     ident: str, queue: str, lease: str, duration: Duration = DEFAULT_DURATION
 ) -> SqlStatement:
-    """Create the statement that extends a lease to ``duration`` from now; no row: it had ended."""
+    """Create the statement that extends a lease to ``duration`` from now; no row if it is lost."""
     return SqlStatement(
         "SELECT id FROM messages.renew(%s, %s, %s::float8, %s)",
         (*check_names(ident, queue), seconds_of(duration, "duration"), lease),
@@ -279,10 +279,10 @@ def take(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
 def take_recorded(
     queue: str, statement: SqlStatement, taken: list[Element]
 ) -> TransactionCall[list[Element]]:
-    """Create a call as :func:`take` does, with a separate commit.
+    """Create a call as :func:`take` does, but with a separate commit.
 
-    If it is interrupted before the commit, it takes nothing. ``taken`` receives the elements just
-    before the commit, so that the caller can give them back if it is interrupted then.
+    If the call is interrupted before the commit, it takes nothing. ``taken`` receives the elements
+    just before the commit, so that they can be given back after an interruption.
     """
 
     def script() -> Script[list[Element]]:
@@ -309,13 +309,13 @@ _LEASE: Final = re.compile(r"[1-9][0-9]{0,17}\.[0-9a-f-]{36}")
 def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
     """Remove reserved elements; pass the elements or their leases.
 
-    The result has a bool for each, and is true if all are True. False: the lease had expired, and
-    another consumer has taken the element.
+    The result has a bool for each, and is true if all are True. False: another consumer has taken
+    the element after its lease expired, or it was removed.
     """
     call = _end_leases(_COMMIT_LEASES, ident, elements)
     leases: list[str] = call.params[1]
     ids = [lease.partition(".")[0] for lease in leases if _LEASE.fullmatch(lease)]
-    # The function refuses all leases if one is malformed, so other calls must not suffer from it.
+    # The function refuses all leases if one is malformed, so do not merge that with other calls.
     merging = _MERGE_COMMITS if len(ids) == len(leases) else None
     return replace(call, merging=merging, element_ids=frozenset(ids))
 
@@ -323,7 +323,7 @@ def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
 def rollback(
     ident: str, *elements: Element | str, delay: Duration | None = None
 ) -> Call[AckResult]:
-    """Give back elements as failed: to the end of the queue, or after ``delay``; count a try."""
+    """Give back elements as failed: to the end of the queue, or after ``delay``; add a try."""
     sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
     return _end_leases(sql, ident, elements, _delay_seconds(delay))
 
@@ -358,7 +358,7 @@ def remove(ident: str, queue: str, id_: int) -> Call[bool]:
 
 
 def pause(ident: str, queue: str) -> Call[bool]:
-    """Pause a queue for all consumers; return False if it was paused."""
+    """Pause a queue for all consumers; return False if it was paused already."""
     return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), read_changed)
 
 
@@ -391,11 +391,7 @@ def configure_queue(
 
 def remove_queue(ident: str, queue: str) -> Call[None]:
     """Remove an empty queue with its settings; raise QueueNotEmpty if it has elements."""
-    return Call(
-        "SELECT messages.remove_queue(%s, %s)",
-        check_names(ident, queue),
-        read_nothing,
-    )
+    return Call("SELECT messages.remove_queue(%s, %s)", check_names(ident, queue), read_nothing)
 
 
 def remove_elements(ident: str, queue: str, ids: Iterable[int]) -> Call[int]:
@@ -426,17 +422,17 @@ def drain(ident: str, queue: str) -> Call[int]:
 
 
 def sizes(ident: str, queue: str) -> Call[QueueSizes]:
-    """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
+    """Return the numbers of elements in a queue; raise QueueNotExistent if it does not exist."""
     return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _read_sizes)
 
 
 def queue_listen(
     ident: str, queue: str, on_answer: Callable[[ListenResult], None]
 ) -> TransactionCall[ListenResult]:
-    """Receive notifications on this connection, for some time, when elements become available.
+    """Create a call that makes pushes to a queue notify this connection for some time.
 
-    ``on_answer`` receives the answer before the notifications that came with it are processed.
-    Raises LockNotAvailable if an open transaction of another session is creating the queue.
+    ``on_answer`` receives the answer before the notifications that came with it are processed. The
+    call raises LockNotAvailable if a transaction has locked the queue, for instance to create it.
     """
 
     def script() -> Script[ListenResult]:

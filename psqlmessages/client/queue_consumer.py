@@ -22,7 +22,7 @@ from psqlmessages.client.wakeups import Waiter
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 FOREVER: Final = timedelta.max
-# Finished elements are committed in groups. A group is committed this long after it started.
+# Finished elements are committed in groups. A group is committed this long after its start.
 DEFAULT_GROUP: Final = timedelta(milliseconds=100)
 
 _MAX_ROLLBACK_DELAY_SECONDS = 300.0
@@ -68,9 +68,9 @@ class LeasedBatch:
         self._unread.extend(elements)
 
     def next(self) -> Steps[Element | None]:
-        """Mark the current element as finished, and return the next one; commit if it is time.
+        """Mark the current element as finished, and return the next one; commit if that is due.
 
-        At the end of the batch, and if the node is stopped, commit and return None.
+        Commit and return None if no element is left, the leases have expired, or at ``stop``.
         """
         if self._current is not None:
             self._finished.append(self._current)
@@ -131,7 +131,7 @@ class LeasedBatch:
     def on_committed(self, answer: AckResult) -> None:
         """Record the answer of a commit; log lost leases."""
         self._finished = []
-        # If an earlier commit got no answer, it may have succeeded. Then False is no lost lease.
+        # If an earlier commit got no answer, it may have succeeded. Then False means no lost lease.
         if not all(answer) and not self._may_be_committed:
             self._log_lost_leases(answer.count(False))
         self._may_be_committed = False
@@ -188,7 +188,7 @@ RETRY_SECONDS: Final = 1.0
 class QueuePoller:
     """Waits for elements of a queue, and takes them with ``call``, in steps.
 
-    ``wake`` ends a wait of the caller. The caller may stop at any step.
+    ``wake`` makes the caller check whether its wait is over. The caller may stop at any step.
     """
 
     def __init__(
@@ -211,21 +211,21 @@ class QueuePoller:
 
     def steps(self) -> Steps[list[Element]]:
         """Return elements when they come, or none at the timeout; raise NodeClosed at ``stop``."""
-        found = yield from self._try(may_listen=False)
-        if found:
-            return found
-        self._wait_list.join(self._waiter)
+        elements = yield from self._try(may_listen=False)
+        if elements:
+            return elements
+        self._wait_list.add(self._waiter)
         try:
-            while not found and (now := monotonic()) < self._deadline:
+            while not elements and (now := monotonic()) < self._deadline:
                 if self._state.is_stopped:
                     raise self._state.stopped_error("while it waited for elements")
                 if self._is_our_turn and self._is_due(now):
-                    found = yield from self._try(may_listen=True)
+                    elements = yield from self._try(may_listen=True)
                 else:
                     yield self._wait()
         finally:
-            self._wait_list.leave(self._waiter)
-        return found
+            self._wait_list.remove(self._waiter)
+        return elements
 
     def _on_listening(self, answer: ListenResult) -> None:
         self._state.wait_lists.by_channel[answer.channel] = self._wait_list
@@ -235,7 +235,7 @@ class QueuePoller:
         return self._state.heartbeat.is_connected and self._wait_list.is_first(self._waiter)
 
     def _wait(self) -> Wait:
-        """Create a step that waits until it is our turn to try, or until that has changed."""
+        """Create a step that waits until our turn begins or ends, or an attempt in it is due."""
         was_our_turn = self._is_our_turn
 
         def is_ready() -> bool:
@@ -254,8 +254,8 @@ class QueuePoller:
             if may_listen and self._wait_list.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._wait_list.is_listening(monotonic())
-            count = self._wait_list.reason_count
-            found: list[Element] = yield self._call
+            reason_count = self._wait_list.reason_count
+            elements: list[Element] = yield self._call
         except ConnectionLost:
             # The node reconnects, and then this waiter tries again.
             return []
@@ -268,14 +268,15 @@ class QueuePoller:
             self._retry_at = monotonic() + RETRY_SECONDS
             return []
         if is_listening:
-            self._wait_list.record_attempt(count, monotonic(), found_elements=bool(found))
-        return found
+            self._wait_list.record_attempt(reason_count, monotonic(), has_taken=bool(elements))
+        return elements
 
     def _begin_listening(self) -> Steps[None]:
-        connection_number, count = self._wait_list.connection_number, self._wait_list.reason_count
+        wait_list = self._wait_list
+        connection_number, reason_count = wait_list.connection_number, wait_list.reason_count
         try:
             answer: ListenResult = yield self._listen
         except LockNotAvailable:
-            self._wait_list.record_lock_timeout(monotonic())
+            wait_list.record_lock_timeout(monotonic())
         else:
-            self._wait_list.record_listen_answer(answer, connection_number, count, monotonic())
+            wait_list.record_listen_answer(answer, connection_number, reason_count, monotonic())

@@ -31,15 +31,15 @@ logger: Final = logging.getLogger("psqlmessages")
 log: Final = RateLimitedLogger(logger, timedelta(hours=1))
 
 ANSWER_SECONDS: Final = 10.0
-# All queues share the connection, so waiting for a lock delays all. While a transaction creates
-# the queue or changes rules, fail after 100 ms and try again after a second.
+# All queues share the connection, so waiting for a lock delays all. If a transaction creates the
+# queue or changes rules, stop waiting for its lock after 100 ms, and retry after a second.
 _LISTEN: Final = """
     SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '100ms', true)
 """
 _LOCKED_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 60.0
-# Through a pooler that shares connections no notification arrives: poll, and after a minute try
-# again to listen.
+# Through a pooler that shares connections no notification arrives, so poll every second. After a
+# minute try again to listen.
 _POLL_SECONDS: Final = 1.0
 _POLLING_PERIOD_SECONDS: Final = 60.0
 
@@ -48,19 +48,19 @@ class QueueListener:
     """Listens to queues of one database, and calls the callbacks that wait for their elements.
 
     The connection is open while there are callbacks, and a minute longer. With ``may_poll``, a
-    pooler that shares connections is no error: ``listen`` then tells when to poll.
+    pooler that shares connections is no error, and ``listen`` returns when to poll.
     """
 
     def __init__(self, dsn: str, name: str, *, may_poll: bool = False) -> None:
         self._conninfo = complete_conninfo(dsn, name)
         self._may_poll = may_poll
-        self._polls_until = -inf
+        self._poll_until = -inf
         self._connection: AsyncConnection | None = None
         self._buffer: NotificationBuffer | None = None
         self._descriptor = -1
         self._lock = asyncio.Lock()
         self._callbacks: dict[str, set[Callable[[], None]]] = {}
-        # By queue: the channel, and until when pushes send notifications.
+        # The channel of each queue, and the time until which pushes notify that channel.
         self._channels: dict[str, tuple[str, float]] = {}
         self._channels_to_unlisten: set[str] = set()
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -77,9 +77,10 @@ class QueueListener:
             self._close_later()
 
     async def listen(self, ident: str, queue: str) -> QueueState:
-        """Listen to a queue as the node ``ident``, until its ``listen_again_at``; return its state.
+        """Listen to a queue as the node ``ident``; return its state, with ``listen_again_at``.
 
-        Raise psycopg.Error or MessagesError if that fails, for instance because a rule is missing.
+        If a lock or a pooler prevents listening, that is the time of the next poll. Raise
+        psycopg.Error or MessagesError for other causes, such as a missing rule.
         """
         async with self._lock:
             if self._connection is None and not await self._connect_or_poll():
@@ -114,7 +115,7 @@ class QueueListener:
 
     async def _connect_or_poll(self) -> bool:
         """Connect; return False if the caller must poll because a pooler shares connections."""
-        if monotonic() < self._polls_until:
+        if monotonic() < self._poll_until:
             return False
         connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
         connection.answer_seconds = ANSWER_SECONDS
@@ -128,7 +129,7 @@ class QueueListener:
             if not (self._may_poll and isinstance(error, ConnectionShared)):
                 raise
             log.warning("polling instead of listening: %s", error)
-            self._polls_until = monotonic() + _POLLING_PERIOD_SECONDS
+            self._poll_until = monotonic() + _POLLING_PERIOD_SECONDS
             return False
         self._connection = connection
         self._buffer = NotificationBuffer(connection.pgconn)
@@ -185,7 +186,7 @@ class QueueListener:
             wake()
 
     def _forget(self, queue: str) -> None:
-        """Unlisten from a queue before the next ``listen``."""
+        """Forget a queue; the next ``listen`` of any queue unlistens from its channel."""
         if queue in self._channels:
             self._channels_to_unlisten.add(self._channels.pop(queue)[0])
 

@@ -1,4 +1,4 @@
-"""Refused calls of this process: how many calls of which node lacked which rule. No I/O."""
+"""Refused calls of this process, counted by node and missing rule. No I/O."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from psqlmessages.exceptions import (
     TopicNotExistent,
 )
 
-# Callers choose the names, so limit their number: the calls of further ones are counted together.
+# Callers choose the names in rules, so limit the number of rules. Further ones count as OTHERS.
 MAX_RULES: Final = 500
-_KINDS: Final = (
+_ERROR_CLASSES: Final = (
     DestinationNotAuthorized,
     IdentNotAuthorized,
     IdentNotExistent,
@@ -27,7 +27,7 @@ _KINDS: Final = (
 
 
 class NeededRule(NamedTuple):
-    """A rule that a node lacks; ``dest`` and ``mode`` are "" if the error does not name them."""
+    """A rule that a node lacks; fields are "" if the error does not name them."""
 
     ident: str
     type: str
@@ -48,7 +48,7 @@ class RefusedCalls:
 
     def record(self, ident: str, error: object) -> None:
         """Count a call of a node that ended with this error, if it was refused."""
-        if not isinstance(error, _KINDS):
+        if not isinstance(error, _ERROR_CLASSES):
             return
         rule = needed_rule(ident, error)
         with self._lock:
@@ -63,7 +63,7 @@ class RefusedCalls:
             return counts
 
     def add(self, counts: Counter[NeededRule]) -> None:
-        """Add counts that were taken, but could not be stored."""
+        """Add counts that were taken, but could not be stored in the database."""
         with self._lock:
             for rule, count in counts.items():
                 is_full = rule not in self._counts and len(self._counts) >= MAX_RULES
@@ -73,11 +73,11 @@ class RefusedCalls:
 def needed_rule(ident: str, error: MessagesError) -> NeededRule:
     """Return the rule that would allow a refused call."""
     values = error.values
-    named = values.get("ident", "")
-    if isinstance(error, IdentNotAuthorized) or named == ident:
-        return NeededRule(named, "", "", "")
+    named_ident = values.get("ident", "")
+    if isinstance(error, IdentNotAuthorized) or named_ident == ident:
+        return NeededRule(named_ident, "", "", "")
     if isinstance(error, IdentNotExistent):
-        return NeededRule(ident, "Rpc", named, "W")
+        return NeededRule(ident, "Rpc", named_ident, "W")
     type_ = values.get("type", "Topic")
     return NeededRule(ident, type_, values.get("dest", ""), values.get("mode", ""))
 

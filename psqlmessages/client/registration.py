@@ -1,4 +1,4 @@
-"""Registration of a session: its nodes and topics, which a reconnect restores."""
+"""Registration of a session: its nodes and their joins of topics, which a reconnect restores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOIN_CALLS: Final[dict[str, Callable[[str], Call[bool]]]] = {
     "topic_notify": calls.topic_notify,
     "topic_observe": calls.topic_observe,
 }
-# Functions by which a node leaves a topic, and the function that each undoes.
+# Functions by which a node leaves a topic; the value is the join function that each one undoes.
 UNDOES: Final = {
     "topic_unlisten": "topic_listen",
     "topic_unnotify": "topic_notify",
@@ -23,12 +23,12 @@ UNDOES: Final = {
 
 
 class Registration:
-    """Nodes of a session, and their joins: pairs of function ("topic_listen", …) and topic."""
+    """Nodes of a session, and their joins. A join is a function ("topic_listen", …) and a topic."""
 
     def __init__(self, *idents: str) -> None:
-        # By node, in order of registration: its joins; False if an administrator has ended a join.
+        # The joins of each node, oldest node first. False: an administrator has ended the join.
         self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {} for ident in idents}
-        self.acting = next(iter(idents), "")
+        self.acting_node = next(iter(idents), "")
 
     @property
     def idents(self) -> tuple[str, ...]:
@@ -36,25 +36,25 @@ class Registration:
         return tuple(self._nodes)
 
     def on_call_succeeded(self, function: str, subject: str, ident: str = "") -> None:
-        """Record a successful call of ``ident``, or of the acting node if it is empty.
+        """Record a successful call of the node ``ident``; if that is "", of the acting node.
 
         ``subject`` is the node of ``init``, ``use`` and ``deinit``, and otherwise the topic.
         """
         if function == "init":
             self._nodes.setdefault(subject, {})
-            self.acting = subject
+            self.acting_node = subject
         elif function == "use":
-            self.acting = subject
+            self.acting_node = subject
         elif function == "deinit":
             self._forget(subject)
         elif function in JOIN_CALLS:
-            if (joins := self._nodes.get(ident or self.acting)) is not None:
+            if (joins := self._nodes.get(ident or self.acting_node)) is not None:
                 joins[function, subject] = True
         else:
-            self.drop(ident or self.acting, UNDOES[function], subject)
+            self.drop(ident or self.acting_node, UNDOES[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Record an event: an administrator may have ended or restored a join of our nodes."""
+        """Record that an administrator has ended or restored joins, if the event says so."""
         joins = self._nodes.get(ident, {})
         if event == "disconnect":
             joins.clear()
@@ -65,7 +65,7 @@ class Registration:
             joins[join] = event in JOIN_CALLS
 
     def calls_to_restore(self) -> list[tuple[str, list[Call[Any]]]]:
-        """Return each node with the calls that join its topics, in the order of registration."""
+        """Return each node with the calls that restore its joins, in the order of registration."""
         return [
             (
                 ident,
@@ -81,12 +81,12 @@ class Registration:
             key=lambda join: (join[2], join[0], join[1]),
         )
 
-    def has(self, ident: str, function: str, topic: str) -> bool:
-        """Return whether a node has joined a topic with this function, and not left it."""
+    def has_join(self, ident: str, function: str, topic: str) -> bool:
+        """Return whether a node has this join, and no administrator has ended it."""
         return self._nodes.get(ident, {}).get((function, topic), False)
 
     def drop(self, ident: str, function: str, subject: str) -> None:
-        """Forget a node (``function`` is "init", ``subject`` the node) or one of its joins."""
+        """Forget the join of the topic ``subject``; if ``function`` is "init", the whole node."""
         if function == "init":
             self._forget(ident)
         else:
@@ -97,5 +97,5 @@ class Registration:
 
     def _forget(self, ident: str) -> None:
         self._nodes.pop(ident, None)
-        if self.acting == ident:
-            self.acting = next(reversed(self._nodes), "")
+        if self.acting_node == ident:
+            self.acting_node = next(reversed(self._nodes), "")

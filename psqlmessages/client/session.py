@@ -79,7 +79,7 @@ class NodeSession:
         self.is_closed = False
 
     def open(self) -> None:
-        """Connect and register; while the node's name is taken, retry for half a second."""
+        """Connect and register; if the node's name is taken, retry for half a second."""
         with self._io:
             self._raise_if_closed()
             if self._connection is not None:
@@ -111,14 +111,14 @@ class NodeSession:
     def close(self) -> None:
         """Stop, deregister and disconnect.
 
-        An attempt to connect may last as long as ``connect_timeout``: its thread disconnects.
+        If another thread is connecting, do not wait for it: it disconnects after its attempt.
         """
         self._is_closing = True
         self.stop()
         if self._is_connecting:
             return
         if threading.get_ident() in (self._reader_thread_id, self._calling_thread_id):
-            # A signal handler has interrupted a call or wait, which closes the session at its end.
+            # A signal handler calls this method. The interrupted call or wait closes the session.
             return
         with self._reader_changed:
             self._reader_changed.wait_for(lambda: self._reader_thread_id is None, _CLOSING_SECONDS)
@@ -158,7 +158,7 @@ class NodeSession:
             finally:
                 self._io.release()
         if not call.may_share_round_trip or threading.current_thread() is threading.main_thread():
-            # Ctrl-C may interrupt the main thread: then only its own call fails.
+            # Ctrl-C may interrupt the main thread. Then only the call of that thread must fail.
             with self._acquire(seconds):
                 return self._run_alone(call, seconds)
         return self._run_together(call, seconds)
@@ -210,7 +210,7 @@ class NodeSession:
         finally:
             self._calling_thread_id = None
             self._end_calls()
-            # If this thread was interrupted, nobody knows the results of the others.
+            # If this thread was interrupted, the results of the other threads' calls are unknown.
             interrupted = ConnectionLost(f"node {self._state.ident}: the call was interrupted")
             for queued in chain.from_iterable(batch):
                 queued.fail(interrupted)
@@ -223,7 +223,7 @@ class NodeSession:
         return [connection.execute_prepared(*group.statement) for group in batch]
 
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
-        """Run a call, record its success, and process the notifications that it has read."""
+        """Run a call, record its success or error, and process the notifications read with it."""
         try:
             self._calling_thread_id = threading.get_ident()
             self._state.counters.calls += 1
@@ -245,7 +245,7 @@ class NodeSession:
         return answer
 
     def _end_calls(self) -> None:
-        """Process the notifications that calls have read; close the session if that is due."""
+        """Process the notifications that calls have read; close the session if it is closing."""
         self._used_at = monotonic()
         self._process_notifications()
         if self._is_closing:
@@ -311,7 +311,7 @@ class NodeSession:
             return False
 
     def _stop_reading(self) -> None:
-        """Let another thread become the reader; close the session if that is due."""
+        """Let another thread become the reader; close the session if it is closing."""
         with self._reader_changed:
             self._reader_changed.notify_all()
         if self._is_closing:
@@ -341,7 +341,7 @@ class NodeSession:
                 self._read_now()
 
     def _read_now(self) -> None:
-        """Process the notifications that have arrived, without waiting for others."""
+        """Read and process the notifications that have arrived, without waiting."""
         if self._buffer is None or self._connection is None:
             return
         try:
@@ -371,7 +371,7 @@ class NodeSession:
             self._state.on_due_call_failed(error, now)
 
     def _wait_for_connection(self, until: float = inf) -> Connection:
-        """Return the connection; if it is lost, wait for the next: ``reconnect_wait`` at most."""
+        """Return the connection; if it is lost, wait up to ``reconnect_wait`` for a new one."""
         self._raise_if_closed()
         if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
             # A cheap way to detect a closed connection before the call is sent.
@@ -400,7 +400,8 @@ class NodeSession:
             self._state.on_reconnect_failed(error, monotonic())
 
     def _connect(self) -> None:
-        # `close` sets its flag first and reads this one second, so one of the two sees the other.
+        # `close` sets `_is_closing` before it reads `_is_connecting`. The order is reversed here.
+        # So at least one of the two threads sees the flag of the other.
         self._is_connecting = True
         try:
             self._raise_if_closed()

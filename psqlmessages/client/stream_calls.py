@@ -39,9 +39,9 @@ class SubscriptionState(NamedTuple):
     """Current state of a subscription.
 
     ``is_recovered`` is False after the subscription has expired, missed messages and restarted at
-    ``since``. It is only a notice: it becomes True when the node next connects, although the
-    messages stay lost. ``backlog`` is the number of unread messages. The subscription expires at
-    ``expires`` unless it is read before.
+    ``since``. The next ``connect_stream`` of the node sets it to True, although the messages stay
+    lost. ``backlog`` is the number of unread messages. The subscription expires at ``expires``
+    unless it is read before.
     """
 
     is_recovered: bool
@@ -70,7 +70,7 @@ class StreamMessage:
 
 
 def message_of(topic: str, row: tuple[Any, ...]) -> StreamMessage:
-    """Create a message from a row of ``stream_calls.COLUMNS``."""
+    """Create a message from a row with the columns of COLUMNS."""
     id_, sender, payload, published_at, enc = row
     try:
         return StreamMessage(id_, topic, sender, wire.decode(payload, enc), published_at)
@@ -83,7 +83,7 @@ COLUMNS: Final = "id, sender, payload, published_at, enc"
 
 _MAX_SECONDS = 2**31 - 1
 
-# Another reader of the subscription may lock it for long; a node's connection must not hang.
+# Another reader may lock the subscription for long, and a node's connection must not hang then.
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'")
 _COMMIT = SqlStatement("COMMIT")
 _ROLLBACK = SqlStatement("ROLLBACK")
@@ -98,7 +98,7 @@ class SubscriptionKey(NamedTuple):
 
     @classmethod
     def of(cls, ident: str, topic: str, timeout: Duration) -> SubscriptionKey:
-        """Check the names and the timeout, which is rounded up to whole seconds."""
+        """Create a key from valid names and a timeout, which is rounded up to whole seconds."""
         ident, topic = check_names(ident, topic)
         seconds = math.ceil(seconds_of(timeout, "timeout"))
         if seconds > _MAX_SECONDS:
@@ -109,8 +109,8 @@ class SubscriptionKey(NamedTuple):
 class ReadPosition(NamedTuple):
     """The last message that a reader has handed to the application.
 
-    Its id, and the latest publication time so far. The time is needed after a failover that lost
-    the last commits: new messages then reuse the ids of the lost ones, with later times.
+    ``published_at`` is the latest publication time so far. After a failover that lost the last
+    commits, new messages have the ids of lost ones, but later times.
     """
 
     id: int
@@ -122,7 +122,7 @@ class ReadPosition(NamedTuple):
 
     def advance_to(self, id_: int, published_at: datetime) -> ReadPosition:
         """Return the position after this message was handed to the application."""
-        # In UTC: in other zones an hour occurs twice in autumn, and Python compares local times.
+        # In UTC, because other zones repeat an hour in autumn, and Python compares local times.
         return ReadPosition(id_, max(published_at.astimezone(UTC), self.published_at))
 
     def limit_to(self, id_: int) -> ReadPosition:
@@ -185,7 +185,7 @@ def unsubscribe(ident: str, topic: str) -> Call[bool]:
 def subscribe_from(
     ident: str, topic: str, position: int, timeout_seconds: int
 ) -> Call[dict[str, Any]]:
-    """Start a subscription after the message ``position``, or move it there; return the answer."""
+    """Create a call that starts a subscription after message ``position``, or moves it there."""
     return Call(
         "SELECT messages.subscribe_from(%s, ARRAY[%s]::text[], ARRAY[%s]::bigint[], %s)",
         (*check_names(ident, topic), position, timeout_seconds),
@@ -199,14 +199,14 @@ def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
 
 
 def connect_stream(ident: str) -> Call[str]:
-    """Register a node; this sets ``is_recovered`` of its subscriptions that have not expired."""
+    """Create a call that registers a node, and sets ``is_recovered`` of its live subscriptions."""
     sql = "SELECT messages.connect_stream(%s)"
     # It registers the node as init does.
-    return Call(sql, check_names(ident), read_channel, registers=("init", ident))
+    return Call(sql, check_names(ident), read_channel, registration_change=("init", ident))
 
 
 def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
-    """Read the next messages, or subscribe; the commit of the transaction moves the position."""
+    """Create the statement that subscribes or reads; its commit moves the position."""
     return SqlStatement(
         f"SELECT {columns} FROM messages.subscribe(%s, %s, %s::int, %s::int)",  # noqa: S608
         (*key, check_int(max_rows, "max_rows")),
@@ -216,8 +216,8 @@ def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> Sq
 def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[bool]:
     """Acknowledge the next ``count`` messages: read them again in a transaction that commits.
 
-    Returns False, and acknowledges nothing, if messages after ``last`` are among them: then another
-    reader has moved the position.
+    Returns False, and acknowledges nothing, if they include messages after ``last``, because
+    another reader has moved the position.
     """
     yield _BEGIN
     rows = yield subscribe(key, count, "id, published_at")

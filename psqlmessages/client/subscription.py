@@ -53,24 +53,19 @@ _RETRY_SECONDS = 1.0
 class SubscriptionReader:
     """Reads one subscription and acknowledges its messages, in steps.
 
-    An error may interrupt it at any step: the next call continues.
+    An error may interrupt a method at any step. A later call continues from there.
     """
 
     def __init__(
-        self,
-        state: NodeState,
-        topic: str,
-        timeout: Duration,
-        max_rows: int,
-        idle: Duration | None,
+        self, state: NodeState, topic: str, timeout: Duration, max_rows: int, idle: Duration | None
     ) -> None:
         self._state = state
         self.topic = topic
-        self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
+        self._key = key = SubscriptionKey.of(state.registration.acting_node, topic, timeout)
         self._max_rows = check_int(max_rows, "max_rows")
         self._batch_rows = min(max_rows, _FIRST_BATCH_ROWS)
         self._idle_seconds = seconds_of(idle, "idle") if idle is not None else inf
-        # Each acknowledgement, and each read that finds nothing, keeps the subscription alive.
+        # Each acknowledgement, and each read without messages, keeps the subscription alive.
         self._keep_alive_seconds = key.timeout_seconds / 3
         self._kept_alive_at = -inf
         # Rows of messages that were read and not yet returned.
@@ -88,9 +83,8 @@ class SubscriptionReader:
         self._poll_at = self._read_at = -inf
         state.wakeups.has_readers = True
         self._end_count = state.wakeups.end_count(key.ident, key.topic)
-        # Values of these counters at the last read.
-        self._connections = -1
-        self._wakeup_count = state.wakeups.count(key.topic)
+        self._seen_connections = -1
+        self._seen_wakeup_count = state.wakeups.count(key.topic)
 
     @property
     def is_ended(self) -> bool:
@@ -124,7 +118,7 @@ class SubscriptionReader:
             if now >= until:
                 if self._read_at >= started_at:
                     return None
-                # The wake-up of a committed message may still be on its way, so read at least once.
+                # The wake-up of a committed message may come later, so read at least once.
                 self._poll_at = -inf
             elif self._poll_at > now:
                 yield Wait(self._is_woken, min(self._poll_at, until))
@@ -186,7 +180,7 @@ class SubscriptionReader:
 
     def _read(self) -> Steps[None]:
         self._read_at = started_at = monotonic()
-        self._wakeup_count = self._state.wakeups.count(self.topic)
+        self._seen_wakeup_count = self._state.wakeups.count(self.topic)
         self._poll_at = -inf
         count = len(self._unacknowledged)
         script = stream_calls.read(self._key, self._batch_rows, count, self._position)
@@ -207,7 +201,7 @@ class SubscriptionReader:
             self._batch_rows = max(1, min(fitting_rows, 4 * self._batch_rows, self._max_rows))
 
     def _report_gap(self, state: SubscriptionState) -> None:
-        """Log and count a timeout of the subscription since the last read that found nothing."""
+        """Log and count an expiry of the subscription since the last read without messages."""
         if self._subscribed_since not in (None, state.since) and not state.is_recovered:
             self._state.counters.gaps += 1
             text = "%s: the subscription to %s timed out; messages before %s were missed"
@@ -215,7 +209,7 @@ class SubscriptionReader:
         self._subscribed_since = state.since
 
     def _next_poll_seconds(self, state: SubscriptionState) -> float:
-        """Return the pause after a read that found nothing, and adapt the ones that follow."""
+        """Return the pause after a read without messages, and adapt the pauses that follow."""
         connections = self._state.wakeups.connections
         if state.backlog:
             self._poll_seconds = self._blocked_poll_seconds
@@ -223,15 +217,15 @@ class SubscriptionReader:
                 2 * self._blocked_poll_seconds, _MAX_BLOCKED_POLL_SECONDS
             )
         else:
-            is_reconnected = connections != self._connections
+            is_reconnected = connections != self._seen_connections
             self._poll_seconds = _FIRST_POLL_SECONDS if is_reconnected else 2 * self._poll_seconds
             self._blocked_poll_seconds = _MIN_BLOCKED_POLL_SECONDS
-        self._connections = connections
+        self._seen_connections = connections
         self._poll_seconds = min(self._poll_seconds, self._max_poll_seconds)
         return self._poll_seconds
 
     def _is_woken(self) -> bool:
-        return self.is_ended or self._state.wakeups.count(self.topic) != self._wakeup_count
+        return self.is_ended or self._state.wakeups.count(self.topic) != self._seen_wakeup_count
 
     def _acknowledge_rest(self) -> Steps[None]:
         """Acknowledge the messages that were returned, if there is a connection; log errors."""

@@ -135,8 +135,8 @@ async def run_steps_async(
             try:
                 result = await execute(step)
             except (Exception, asyncio.CancelledError) as error:
-                # If this task was cancelled, stop. If another task was, which the step awaited, its
-                # CancelledError is the error of the step.
+                # If this task was cancelled, stop. Otherwise the step has awaited another task that
+                # was cancelled, and CancelledError is the error of the step.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and (not task or task.cancelling()):
                     raise

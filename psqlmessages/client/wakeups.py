@@ -27,11 +27,11 @@ class WakeupCounters:
 
     def __init__(self) -> None:
         self._published: Counter[str] = Counter()
-        # By topic: the count at the last ``mark_seen``.
+        # The count of each topic at its last ``mark_seen``.
         self._seen: Counter[str] = Counter()
         self._ends: Counter[tuple[str, str]] = Counter()
         self.connections = 0
-        self._uncounted_topics = 0
+        self._uncounted_publications = 0
         self.has_readers = False
 
     def on_published(self, topic: str) -> None:
@@ -41,7 +41,7 @@ class WakeupCounters:
             self._published[topic] += 1
         else:
             # There is no room for another counter, so wake the readers of all topics.
-            self._uncounted_topics += 1
+            self._uncounted_publications += 1
 
     def on_connected(self) -> None:
         """Count a new connection: wake-ups may have been lost before."""
@@ -54,7 +54,7 @@ class WakeupCounters:
 
     def count(self, topic: str) -> int:
         """Return how many reasons there were so far to read a topic."""
-        return self._published[topic] + self._uncounted_topics + self.connections
+        return self._published[topic] + self._uncounted_publications + self.connections
 
     def end_count(self, ident: str, topic: str) -> int:
         """Return how often a subscription has ended."""
@@ -85,7 +85,7 @@ _LOCKED_POLL_SECONDS: Final = 1.0
 # After an attempt that found nothing, wait this long for a notification. Then call queue_listen,
 # whose answer tells when the next element becomes available.
 _LISTEN_AFTER_EMPTY_SECONDS: Final = 0.02
-# The event of a queue that has a new channel, because a rule to read it was removed.
+# The event of a queue that has a new channel, because a rule to read the queue was removed.
 MOVED: Final = "moved"
 
 
@@ -165,11 +165,11 @@ class WaitList:
         self._schedule = PollSchedule()
         self._poll_at = -inf
 
-    def join(self, waiter: Waiter) -> None:
+    def add(self, waiter: Waiter) -> None:
         """Add a waiter at the end."""
         self._waiters.append(waiter)
 
-    def leave(self, waiter: Waiter) -> None:
+    def remove(self, waiter: Waiter) -> None:
         """Remove a waiter, and wake the first one."""
         self._waiters.remove(waiter)
         self.wake()
@@ -196,7 +196,7 @@ class WaitList:
 
     @property
     def reason_count(self) -> int:
-        """Number of reasons to try so far; a flag would lose one that comes during an attempt."""
+        """Number of reasons to try so far; a flag would lose a reason during an attempt."""
         return self._notifications + self.connection_number
 
     def on_notification(self, event: str) -> None:
@@ -226,13 +226,13 @@ class WaitList:
         """Return whether to call queue_listen before the next attempt."""
         if not self.is_listening(now):
             return True
-        # There is no reason to try, so ask when the next element becomes available.
+        # Without a new reason to try, ask when the next element becomes available.
         return self.reason_count == self._empty_at_count and not self._is_next_at_known
 
     def record_listen_answer(
         self, answer: ListenResult, connection_number: int, reason_count: int, now: float
     ) -> None:
-        """Record an answer of queue_listen; the two numbers are those before the call."""
+        """Record an answer of queue_listen; both counts are those before the call."""
         self._listening_connection = connection_number
         self._retry_at = -inf
         self._listen_again_at = now + answer.seconds / 2
@@ -248,18 +248,18 @@ class WaitList:
         self._retry_at = now + self._schedule.interval
         self._schedule.lengthen()
 
-    def record_attempt(self, reason_count: int, now: float, *, found_elements: bool) -> None:
+    def record_attempt(self, reason_count: int, now: float, *, has_taken: bool) -> None:
         """Record an attempt to take elements; ``reason_count`` is the number before it."""
         is_next_due = self._next_at is not None and self._next_at <= now
-        if found_elements or is_next_due:
-            # ``_next_at`` may be the time of an element that was taken now, so ask again.
+        if has_taken or is_next_due:
+            # The element of ``_next_at`` may be taken now, so ask again.
             self._next_at, self._is_next_at_known = None, False
             self._empty_at_count = -1
         if reason_count != self._empty_at_count:
             self._schedule.reset()
         else:
             self._schedule.lengthen()
-        if not found_elements:
+        if not has_taken:
             self._empty_at_count = reason_count
         pause = self._schedule.interval if self._is_next_at_known else _LISTEN_AFTER_EMPTY_SECONDS
         if self._has_locked_element:

@@ -1,4 +1,4 @@
-"""Compiler of expressions: checks their cost bounds, and caches their results."""
+"""Compiler of expressions, with a check of their cost, and the cache of their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.result import SelectorResult
 
 
-# Limits of a cache: headers in a key, characters of each value, and entries.
+# Limits of a DecisionCache.
 MAX_CACHED_HEADERS: Final = 4
 _MAX_VALUE_CHARACTERS: Final = 100
 _MAX_ENTRIES: Final = 256
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class DecisionCache(Generic[T]):
-    """Caches results that depend only on the values of these headers.
+    """Caches results that depend on the values of ``headers`` and on nothing else.
 
-    The result of a message is cached only if all these values are texts: as dictionary keys, 1, 1.0
-    and True would be equal.
+    A result is cached only if all these values are short texts. Other types cannot be keys, because
+    1, 1.0 and True are the same key of a dictionary.
     """
 
     def __init__(self, headers: tuple[str, ...]) -> None:
@@ -47,18 +47,18 @@ class DecisionCache(Generic[T]):
 
     @classmethod
     def of(cls, tree: Mapping[str, FieldTree]) -> DecisionCache[T] | None:
-        """Return a cache for an expression; None if it reads more than a few whole headers."""
+        """Return a cache for an expression that only reads a few whole headers; otherwise None."""
         msg = tree.get("msg")
         if tree.keys() != {"msg"} or msg is None or msg.keys() != {"headers"}:
             return None
         headers = msg["headers"]
         if not headers or len(headers) > MAX_CACHED_HEADERS:
             return None
-        reads_whole_headers = all(below is None for below in headers.values())
+        reads_whole_headers = all(subtree is None for subtree in headers.values())
         return cls(tuple(headers)) if reads_whole_headers else None
 
     def key_of(self, headers: Mapping[str, Any]) -> Key | None:
-        """Return the cache key of a message; None if its result cannot be cached."""
+        """Return the cache key for headers; None if a value is missing, not text or too long."""
         values = []
         for name in self.headers:
             value = headers.get(name)
@@ -81,36 +81,36 @@ class DecisionCache(Generic[T]):
 MAX_CHARACTERS: Final = 1000
 
 _LOCATION: Final = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<text>.*)")
-# An expression that compiles any pattern, because it reads the pattern from the state.
+# The evaluation of this expression compiles the pattern in the state.
 _PATTERN_PROBE: Final = '"".matches(state.pattern)'
 
 
 @dataclass(frozen=True, eq=False)
-class VisibleFields:
-    """The fields that expressions read, and how many units they may contain (see cost.py)."""
+class InputFields:
+    """The fields that expressions read, and their maximum size in total (see cost.py)."""
 
     tree: Mapping[str, FieldTree]
     max_units: int
 
-    def __or__(self, other: VisibleFields) -> VisibleFields:
-        """Return the fields of both, with the lower of the two limits."""
+    def __or__(self, other: InputFields) -> InputFields:
+        """Return the fields of both, with the lower maximum size."""
         max_units = min(self.max_units, other.max_units)
-        return VisibleFields(merge_fields(self.tree, other.tree), max_units)
+        return InputFields(merge_fields(self.tree, other.tree), max_units)
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledExpression:
-    """A compiled expression. It has a cache if it returns a bool and reads only a few headers."""
+    """A compiled expression. It has a cache if it returns a bool and only reads a few headers."""
 
     expression: Expression
-    fields: VisibleFields
+    fields: InputFields
     is_bool: bool
     cache: DecisionCache[SelectorResult] | None
 
 
 @cache
 def get_environment() -> CelEnv:
-    """Return the CEL environment; raise SelectorsUnavailable if the package is not installed."""
+    """Return the CEL environment; raise SelectorsUnavailable if its package cannot be imported."""
     try:
         from cel_expr_python import cel
     except ImportError as error:
@@ -123,22 +123,22 @@ def get_environment() -> CelEnv:
 
 @lru_cache(maxsize=1024)
 def compile_expression(text: str) -> CompiledExpression:
-    """Compile an expression; raise SelectorError if it is invalid or may exceed its bounds."""
+    """Compile an expression; raise SelectorError if it is invalid or too expensive."""
     if len(text) > MAX_CHARACTERS:
         raise SelectorError(
             f"an expression has at most {MAX_CHARACTERS:,} characters, this one has {len(text):,}"
         )
     expression = _compile(text)
     tree = parse_expression(expression.serialize())
-    fields = VisibleFields(find_fields(tree), find_max_units(tree))
+    fields = InputFields(find_fields(tree), find_max_units(tree))
     for part in tree:
         if part.value == "matches" and part.kind == "call":
             _check_pattern(part.parts[1].literal or "")
     is_bool = expression.return_type().name() == "BOOL"
-    results: DecisionCache[SelectorResult] | None = None
+    result_cache: DecisionCache[SelectorResult] | None = None
     if is_bool:
-        results = DecisionCache.of(fields.tree)
-    return CompiledExpression(expression, fields, is_bool, results)
+        result_cache = DecisionCache.of(fields.tree)
+    return CompiledExpression(expression, fields, is_bool, result_cache)
 
 
 def _compile(text: str) -> Expression:
@@ -148,19 +148,19 @@ def _compile(text: str) -> Expression:
     except UnicodeEncodeError:
         raise SelectorError("the expression has a lone surrogate") from None
     except RuntimeError as error:  # the only exception of the package
-        raise SelectorError(_locate_error(str(error))) from None
+        raise SelectorError(_describe_error(str(error))) from None
 
 
 def _check_pattern(pattern: str) -> None:
-    """Raise SelectorError if RE2 rejects a pattern: otherwise every evaluation would fail."""
+    """Raise SelectorError if RE2 rejects a pattern, because every evaluation would fail."""
     activation = get_environment().Activation({"state": {"pattern": pattern}})
     value = _compile(_PATTERN_PROBE).eval(activation)
     if value.type().name() == "ERROR":
         raise SelectorError(shorten_error(value.value()))
 
 
-def _locate_error(text: str) -> str:
-    """Return the first error in a text of the CEL package, with its position."""
+def _describe_error(text: str) -> str:
+    """Return the first error in a text of the CEL package, with its position if it has one."""
     match = _LOCATION.search(text)
     if match is None:
         return shorten_error(text)

@@ -28,21 +28,18 @@ _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
 class CelEncoder:
-    """Converts the fields that an expression reads, if their size is at most ``max_units``.
-
-    A character is one unit, and each value adds VALUE_UNITS (see cost.py).
-    """
+    """Converts the fields that expressions read, up to ``max_units`` in total (see cost.py)."""
 
     def __init__(self, max_units: int) -> None:
         self._max_units = max_units
         self._units = 0
 
     def convert_fields(self, value: Any, tree: Mapping[str, FieldTree]) -> Any:
-        """Convert the fields in ``tree``; raise SelectorFailed above the limit."""
+        """Convert the fields of ``value`` in ``tree``; raise SelectorFailed as `convert` does."""
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
-            # Only a map has fields, so the expression will fail. The error names only the type of
-            # the value, so pass an empty value of that type.
+            # Only a map has fields. An expression that reads a field of another value fails. Its
+            # error names only the type of the value, so pass an empty value of that type.
             for type_ in _ENCODERS:
                 if isinstance(value, type_):
                     return self.convert(type_())
@@ -58,7 +55,7 @@ class CelEncoder:
         return fields
 
     def convert(self, value: Any, level: int = 0) -> Any:
-        """Convert a value; raise SelectorFailed above the limit, or if CEL cannot represent it."""
+        """Convert a value; raise SelectorFailed if it is too large or CEL cannot represent it."""
         encode = _ENCODERS.get(type(value))
         if encode is not None:
             return encode(self, value, level)
@@ -138,10 +135,10 @@ _ENCODERS: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
 
 
 def to_python(value: CelValue) -> Any:
-    """Convert the result of an expression to Python; raise SelectorFailed for a CEL error."""
+    """Convert a result to Python; raise SelectorFailed if it is an error or of another CEL type."""
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
-        return None  # value() would release None once too often, see above
+        return None  # value() would also release None once too often
     if kind == "ERROR":
         raise SelectorFailed(shorten_error(value.value()))
     if kind not in _DECODERS:
@@ -161,7 +158,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def shorten_error(text: str) -> str:
-    """Shorten an error message of the CEL package to its useful part."""
+    """Return the useful part of an error message of the CEL package."""
     text = _ERROR_CODE.sub("", text, count=1)
     if missing := _MISSING_KEY.fullmatch(text):
         text = f"no such key: {missing[1]}"

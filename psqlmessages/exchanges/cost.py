@@ -2,7 +2,7 @@
 
 An evaluation cannot be interrupted, but expressions have no loops. So the maximum cost is known at
 compile time: it is a polynomial in the size of the fields that the expression reads. Sizes are in
-units: a character is one unit (four in a text that is not ASCII), a JSON value adds VALUE_UNITS.
+units: one per character (four if the text is not ASCII), and VALUE_UNITS per JSON value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from psqlmessages.exchanges.model import SelectorError
 
 MAX_PROGRAM_SIZE: Final = 10_000
 
-# Instructions, rounded up. Measured: \pL takes 1,200, a range outside ASCII up to 9.
+# Number of instructions, rounded up. Measured: 1,200 for \pL, up to 9 for a range outside ASCII.
 _ANY: Final = 12
 _CLASS: Final = 15
 _CLASS_ITEM: Final = 12
@@ -43,13 +43,14 @@ _TOKEN: Final = re.compile(
 
 
 def program_size(pattern: str) -> int:
-    """Return an upper bound for the number of instructions that RE2 needs for a pattern.
+    r"""Return an upper bound for the number of instructions that RE2 needs for a pattern.
 
-    The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM_SIZE.
+    The result is meaningless if RE2 rejects the pattern. Raise SelectorError if the bound exceeds
+    MAX_PROGRAM_SIZE, or if the pattern contains \Q.
     """
     fold_factor = _FOLD_FACTOR if re.search(r"\(\?[a-zA-Z]*i", pattern) else 1
-    # For each open group: the size of the last atom, which may be repeated, and of those before.
-    # Every program has a few instructions more.
+    # For each open group: the size of the last atom, which may be repeated, and the total size of
+    # the atoms before it. 8 is for the instructions that every program has.
     last_sizes, sizes = [0], [8]
     for token in _TOKEN.finditer(pattern):
         match token.lastgroup:
@@ -101,12 +102,13 @@ def _class_size(text: str, fold_factor: int) -> int:
 # Cost of an expression.
 
 VALUE_UNITS: Final = 128
-# Limits of the units that an expression may read. With less than the minimum it would be useless.
+# Limits for the units that an expression may read. With less than MIN_UNITS it would be useless.
 MAX_UNITS: Final = 4 * 1024 * 1024
 MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000
 
-# Nanoseconds per unit (_CALL: per call), measured on one slow core and rounded up.
+# Nanoseconds, measured on a slow core and rounded up. _CALL is per call, _COMPILE_PER_INSTRUCTION
+# per instruction. The others are per unit of input, two also per character or per instruction.
 _CONVERT: Final = 6.0
 _SCAN: Final = 2.0
 _READ_DURATION: Final = 12.0
@@ -129,7 +131,7 @@ _DATE_FUNCTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LinearBound:
-    """An upper bound that is linear in the units read: ``per_unit * units + fixed``."""
+    """An upper bound that is linear in the number of units: ``per_unit * units + fixed``."""
 
     per_unit: float = 0.0
     fixed: float = 0.0
@@ -146,10 +148,10 @@ VALUE_SIZE: Final = LinearBound(fixed=VALUE_UNITS)
 
 
 def find_max_units(tree: ExpressionTree) -> int:
-    """Return how many units an expression may read.
+    """Return how many units an expression may read, at most MAX_UNITS.
 
-    Raise SelectorError if this is less than MIN_UNITS, or if the expression uses a name or
-    function that is not allowed.
+    Raise SelectorError if this is less than MIN_UNITS, or if the expression uses a name, function,
+    pattern or time zone that is not allowed.
     """
     estimator = _CostEstimator()
     result_size = estimator.add_cost(tree)
@@ -177,8 +179,8 @@ class _CostEstimator:
             return 0
         units = remaining / self.time.per_unit
         if self.time_per_unit_squared:
-            # Half of the time each for the linear and the quadratic part: simpler than solving the
-            # equation, and never too high.
+            # Allow each part, linear and quadratic, half of the time. This is simpler than solving
+            # the equation, and the result is never too high.
             units = min(units / 2, (remaining / 2 / self.time_per_unit_squared) ** 0.5)
         return units
 
@@ -202,8 +204,8 @@ class _CostEstimator:
             raise SelectorError(f"the function {tree.value} is not supported")
         return _FUNCTIONS[tree.value](self, tree, sizes)
 
-    # Costs of CEL's functions: each method adds the time of one call, and returns the maximum size
-    # of the result. ``sizes`` are those of the operands.
+    # Costs of CEL's functions. Each method adds the time of one call, and returns the maximum size
+    # of the result. ``sizes`` are the maximum sizes of the operands.
 
     def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         """Read the operands once; the result is small."""
@@ -211,7 +213,7 @@ class _CostEstimator:
         return VALUE_SIZE
 
     def calculate(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        """Logic and arithmetic: no time besides that of the call."""
+        """Logic and arithmetic: they take no time besides that of the call."""
         return VALUE_SIZE
 
     def branch(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
@@ -231,7 +233,7 @@ class _CostEstimator:
         return VALUE_SIZE
 
     def read_date(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        # CEL opens a file with this name, so accept only literals with the syntax of a time zone.
+        # CEL opens the file that a time zone names, so accept only literals with a safe syntax.
         if len(tree.parts) > 1 and not _ZONE.fullmatch(tree.parts[1].literal or ""):
             raise SelectorError(
                 f'{tree.value} needs a literal time zone, for example "Europe/Rome" or "+02:00"'

@@ -17,10 +17,10 @@ Kind = Literal["constant", "name", "select", "has", "call", "list", "map"]
 
 @dataclass(frozen=True, slots=True)
 class ExpressionTree:
-    """A part of an expression.
+    """An expression or a part of one.
 
     ``value`` is the constant, the name, the field (select, has) or the function (call). ``parts``
-    are the operands. Those of a map alternate between keys and values.
+    are the operands or elements. The parts of a map alternate between keys and values.
     """
 
     kind: Kind
@@ -45,7 +45,7 @@ class ExpressionTree:
 def parse_expression(serialized: bytes) -> ExpressionTree:
     """Parse the output of ``Expression.serialize``, a google.protobuf.Any with a CheckedExpr.
 
-    Raise SelectorError if it contains a loop or a protobuf object, or is nested too deeply.
+    Raise SelectorError for a loop, a protobuf object, deep nesting or an unknown part.
     """
     checked_expression = _value(_fields(serialized), 2)
     return _expression(_value(_fields(checked_expression), 4), MAX_DEPTH)
@@ -98,7 +98,7 @@ def _map(data: bytes, depth: int) -> ExpressionTree:
     for number, entry in _fields(data):
         if number == 1:
             raise SelectorError(
-                "an expression can create only maps, lists and values, no other objects"
+                "an expression can create maps, lists and values, but no protobuf objects"
             )
         fields = _fields(entry)
         parts += [_expression(_value(fields, number), depth) for number in (3, 4)]
@@ -169,19 +169,19 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         shift += 7
 
 
-# The fields of a message that an expression reads. Only these are converted.
+# The fields of a message that an expression reads. Only these fields are converted.
 
 FIELDS: Final = ("body", "headers", "id", "tries", "hops", "queue", "ns")
 
-# The keys that an expression reads, each with the tree of the keys below it. Instead of that tree,
-# None means that the expression reads the whole value, {} that it only tests if the key exists.
+# The keys that an expression reads. The value of a key is the tree of the keys below it, or None if
+# the expression reads the whole value, or {} if it only tests whether the key exists.
 FieldTree: TypeAlias = "dict[str, FieldTree] | None"
 # A name (msg, state or now), and the keys that lead from it to a value.
 _Path = tuple[str, ...]
 
 
 def find_fields(expression: ExpressionTree) -> dict[str, FieldTree]:
-    """Return the fields that an expression reads; raise SelectorError if one does not exist."""
+    """Return the fields that an expression reads; raise SelectorError if msg has no such field."""
     tree: dict[str, FieldTree] = {}
     for path, is_presence_test in _paths(expression):
         if path[0] == "msg" and len(path) > 1 and path[1] not in FIELDS:
@@ -220,7 +220,7 @@ def _add_path(tree: dict[str, FieldTree], path: _Path, *, is_presence_test: bool
 
 
 def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
-    """Yield each path that an expression reads, and whether it is only a presence test."""
+    """Yield each path that an expression reads, and whether it only tests if the path exists."""
     path = _path(expression)
     if path is not None:
         yield path, expression.kind == "has"
@@ -230,7 +230,7 @@ def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
 
 
 def _path(expression: ExpressionTree) -> _Path | None:
-    """Return the path of an expression such as ``msg.headers["a"]``; None for other kinds."""
+    """Return the path of an expression such as ``msg.headers["a"]``; None for any other one."""
     key: str | None = None
     match expression.kind, expression.value:
         case "name", name:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from psqlmessages.exceptions import InvalidArgument, MessagesError
 
 if TYPE_CHECKING:
-    from psqlmessages.exchanges.compiler import VisibleFields
+    from psqlmessages.exchanges.compiler import InputFields
     from psqlmessages.exchanges.selectors import Selector
 
 
 HOP_HEADER: Final = "x-hop-count"
-# For these outcomes without a copy, the queue that gets the element, in the source's database.
+# The queue that gets an element with this outcome. It is in the database of the source.
 FALLBACK_QUEUES: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
 Outcome = Literal["ok", "no_route", "discarded", "too_many_hops"]
-# What happens to an element that no destination accepts: it goes to __no_route__, or is removed.
+# For an element that no destination accepts: move it to the queue __no_route__, or remove it.
 NO_ROUTE_ACTIONS: Final = ("queue", "discard")
 
 
@@ -51,7 +51,7 @@ def ident_of(exchange: str) -> str:
 
 @dataclass(frozen=True)
 class CompiledDestination:
-    """A destination queue and its selector; None: the queue gets a copy of every message."""
+    """A destination queue and its selector. Without a selector, it gets a copy of every message."""
 
     queue: QueueRef
     selector: Selector | None = None
@@ -62,9 +62,9 @@ class CompiledExchange:
     """An exchange whose selectors are compiled.
 
     Each process runs ``parallel`` consumers, which together take at most ``wsize`` elements at a
-    time. ``reserve``: an element stays in its source until other databases have their copies.
-    A message that has passed ``max_hops`` exchanges goes to the queue ``__too_many_hops__``.
-    ``no_route``: one of NO_ROUTE_ACTIONS.
+    time. If ``reserve`` is true, an element stays in its source until other databases have their
+    copies. A message that has passed ``max_hops`` exchanges goes to the queue
+    ``__too_many_hops__``. ``no_route`` is one of NO_ROUTE_ACTIONS.
     """
 
     name: str
@@ -84,11 +84,11 @@ class CompiledExchange:
 
     @property
     def outcome_without_route(self) -> Outcome:
-        """The outcome of a message without a copy if no selector failed."""
+        """The outcome of a message that no destination accepts, if no selector failed."""
         return "discarded" if self.no_route == "discard" else "no_route"
 
     @cached_property
-    def shared_fields(self) -> VisibleFields | None:
+    def shared_fields(self) -> InputFields | None:
         """All fields that the expressions read; None if there are fewer than two expressions."""
         fields = [selector.fields for selector in self.selectors if selector.fields is not None]
         return reduce(or_, fields) if len(fields) > 1 else None
@@ -116,7 +116,7 @@ class Delivery:
 
     ``headers`` holds all headers if a selector changed any. If it is None, the copy has the headers
     of the element, with the hop count incremented. The copy becomes available after ``delay``
-    seconds, or at ``mature``, in seconds since 1970, which overrides ``delay``.
+    seconds. ``mature``, in seconds since 1970, overrides ``delay``.
     """
 
     destination: int
@@ -128,7 +128,7 @@ class Delivery:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the copy equals the element, except for the hop count."""
+        """Whether the copy differs from a new element only in the hop count."""
         return (
             self.headers is None
             and self.body is UNCHANGED
@@ -154,7 +154,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RoutingResult:
-    """Result of routing: the copies to push, and a verdict for each destination, in order."""
+    """Copies to push, and the verdicts of all destinations in order (none after too many hops)."""
 
     outcome: Outcome
     deliveries: tuple[Delivery, ...] = ()
@@ -162,14 +162,14 @@ class RoutingResult:
 
 
 class SelectorError(InvalidArgument):
-    """The expression cannot be compiled, or could exceed its cost bounds."""
+    """The expression is invalid or too expensive, or no function has the name after ``@``."""
 
 
 class SelectorsUnavailable(MessagesError):
-    """The package that compiles expressions is not installed."""
+    """The package that compiles expressions cannot be imported."""
 
     hint = "pip install 'psqlmessages[exchanges]'"
 
 
 class SelectorFailed(MessagesError):
-    """The evaluation of a selector failed: its destination gets no copy, others are evaluated."""
+    """A selector failed for a message, so its destination gets no copy."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from psqlmessages.exchanges.model import UNCHANGED, SelectorFailed
 
-# Limits of the arguments of the SQL functions.
+# Limits of a result.
 MAX_DELAY_SECONDS: Final = 1_000_000_000
 MAX_MATURE_SECONDS: Final = 221_845_392_000  # the year 9000
 MAX_TRIES: Final = 2**31 - 1
@@ -23,8 +23,8 @@ _MAX_DESCRIPTION: Final = 60
 class SelectorResult:
     """Result of one selector: whether the destination gets a copy, and changes to the message.
 
-    ``headers`` and ``state`` are merged into those of the message, or replace them if
-    ``is_replacement`` is true. ``body`` replaces the body.
+    ``headers`` and ``state`` are merged into the current ones. If ``is_replacement`` is true, they
+    replace the current ones. ``body`` replaces the body. None and UNCHANGED change nothing.
     """
 
     is_taken: bool
@@ -54,7 +54,7 @@ def to_result(value: Any) -> SelectorResult:
 
 
 def is_truthy(value: Any) -> bool:
-    """Return whether a value counts as yes: all but false, null, zero, NaN and empty text do."""
+    """Return False for false, null, zero, NaN and empty text, and True for any other value."""
     if isinstance(value, int | float | str):
         return bool(value) and value == value  # noqa: PLR0124 - NaN is not equal to itself
     return value is not None
@@ -76,7 +76,7 @@ def describe(value: Any) -> str:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same JSON; 1, 1.0 and true differ."""
+    """Return whether two values are equal JSON; 1, 1.0 and true differ."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -87,7 +87,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def copy_json(value: Any, field: str, level: int = 0) -> Any:
-    """Copy a value as plain JSON types; raise SelectorFailed, with ``field``, if it is not JSON."""
+    """Copy a value as plain JSON types; raise SelectorFailed if it is not JSON or too large."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -176,7 +176,7 @@ def _state(value: Any) -> dict[str, Any]:
     return {_key(key, "state"): copy_json(item, "state") for key, item in value.items()}
 
 
-# Null counts as a missing key, except in ``body``, which may be null.
+# If the value of one of these keys is null, the key counts as missing.
 _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": _delay,
     "mature": _mature,

@@ -31,9 +31,9 @@ def route(
 ) -> RoutingResult:
     """Route a message: decide which destinations get a copy, and the content of each copy.
 
-    This changes ``message``: it increments the hop count, and selectors may replace the headers and
-    the body. To preserve the message, pass a shallow copy. ``now`` needs a time zone. Without
-    ``now``, an expression that uses it fails.
+    This changes ``message``: it sets the hop count, and selectors may replace headers and body. To
+    preserve the message, pass a shallow copy. Without ``now``, an expression that reads the time
+    fails. Raise ValueError if ``now`` has no time zone.
     """
     if now is not None and now.tzinfo is None:
         raise ValueError("now needs a time zone")
@@ -60,7 +60,7 @@ def needs_body(exchange: CompiledExchange) -> bool:
 
 
 def read_hop_count(headers: Mapping[str, Any]) -> int:
-    """Read the header x-hop-count, an integer or digits such as "3"; anything else counts as 0."""
+    """Return the header x-hop-count, at most MAX_HOP_COUNT; 0 unless it is an integer or digits."""
     value = headers.get(HOP_HEADER)
     if type(value) is str and value and _DIGITS.issuperset(value):
         return int(value) if len(value) <= len(str(MAX_HOP_COUNT)) else MAX_HOP_COUNT
@@ -76,12 +76,12 @@ class _Traversal:
         self.deliveries: list[Delivery] = []
         self._message = message
         self._activations = activations
-        # Headers and body of the next copies; None and UNCHANGED until a selector changes them.
+        # Headers and body of the next copies, if a selector has changed them.
         self._headers: dict[str, Any] | None = None
         self._body: Any = UNCHANGED
 
     def visit(self, index: int, destination: CompiledDestination) -> Verdict:
-        """Evaluate the selector of a destination, and add a copy if it matches."""
+        """Evaluate a destination's selector and apply its changes; add a copy if it accepts."""
         if destination.selector is None:
             self.deliveries.append(Delivery(index, self._headers, self._body))
             return Verdict(index, is_taken=True, why="always")
@@ -118,9 +118,9 @@ Deliveries = tuple[Delivery, ...]
 
 
 class RouteCache:
-    """Caches the deliveries of an exchange by the few headers that its selectors read.
+    """Caches the deliveries of an exchange. The key is the few headers that its selectors read.
 
-    Without it, half of Python's time for a message would be spent on evaluating selectors.
+    Without this cache, selectors would take half of the time that Python spends on a message.
     """
 
     def __init__(self, headers: tuple[str, ...], max_hops: int) -> None:
@@ -129,13 +129,13 @@ class RouteCache:
 
     @classmethod
     def of(cls, exchange: CompiledExchange) -> RouteCache | None:
-        """Return a cache; None if a selector reads more than a few headers or returns a map."""
+        """Return a cache if all selectors return a bool and read few headers; otherwise None."""
         names: dict[str, None] = {}
         for selector in exchange.selectors:
             if selector.cacheable_headers is None:
                 return None
             names.update(dict.fromkeys(selector.cacheable_headers))
-        # The hop count differs at every exchange.
+        # A hop count is usually an integer, and keys consist of texts.
         if len(names) > MAX_CACHED_HEADERS or HOP_HEADER in names:
             return None
         return cls(tuple(names), exchange.max_hops)
@@ -148,7 +148,7 @@ class RouteCache:
         return self._cache.get(key)
 
     def put(self, headers: Mapping[str, Any], routed: RoutingResult) -> None:
-        """Cache the deliveries, unless a selector failed: every failure must be logged."""
+        """Cache the deliveries, but not after a failed selector, because each failure is logged."""
         key = self._cache.key_of(headers)
         if key is None or routed.outcome == "too_many_hops":
             return

@@ -1,4 +1,4 @@
-"""Selectors: expressions, and functions registered in code; the evaluation of one message."""
+"""Selectors: expressions or registered functions, and their evaluation for one message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.exchanges.compiler import VisibleFields, compile_expression, get_environment
+from psqlmessages.exchanges.compiler import InputFields, compile_expression, get_environment
 from psqlmessages.exchanges.conversion import CelEncoder, shorten_error, to_python
 from psqlmessages.exchanges.expression import includes_body
 from psqlmessages.exchanges.model import UNCHANGED, SelectorError, SelectorFailed
@@ -39,11 +39,11 @@ _functions: Final[dict[str, SelectorFunction]] = {}
 
 
 def selector(name: str) -> Callable[[SelectorFunction], SelectorFunction]:
-    """Register a function as a selector, which definitions reference as ``@name``.
+    """Create a decorator that registers a function as the selector ``@name``.
 
     The function takes a SelectorContext and returns true, false or a map, as an expression does. It
     may change ``msg`` and ``state`` of the context in place. An exception counts as false. Raise
-    ValueError if the name is malformed, or if another function has it.
+    ValueError if the name is malformed, or if another function has this name.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r:.120} is not a valid selector name: use letters, digits, _ . -")
@@ -69,7 +69,7 @@ def find_function(name: str) -> SelectorFunction:
 
 
 def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bool:
-    """Return whether a reloaded module registers the same function again."""
+    """Return whether both are one function, perhaps from a module that was reloaded."""
     if not (isinstance(known, FunctionType) and isinstance(function, FunctionType)):
         return known == function
     known_name = (known.__module__, known.__qualname__)
@@ -81,7 +81,7 @@ def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bo
 
 @dataclass
 class SelectorContext:
-    """Input of a selector: the message, a map that the selectors of an exchange share, the time.
+    """Input of a selector: the message, the time, and a state that all selectors share.
 
     A function gets copies of ``msg`` and ``state``. Its changes to them apply when it returns.
     """
@@ -94,22 +94,22 @@ class SelectorContext:
 class ActivationCache:
     """Caches activations, which hold the message as CEL values, for the expressions of an exchange.
 
-    All expressions share one activation, which has the fields ``shared``. If these fields cannot be
-    converted, because they are too large or contain a value that CEL cannot represent, each
-    expression gets an activation with only its own fields. Then only some expressions fail.
+    Expressions share one activation with the fields ``shared``. If these fields are too large, or
+    contain a value that CEL cannot represent, each expression gets an activation with only its own
+    fields. Then only some expressions fail.
     """
 
-    def __init__(self, context: SelectorContext, shared: VisibleFields | None = None) -> None:
+    def __init__(self, context: SelectorContext, shared: InputFields | None = None) -> None:
         self.context = context
         self._shared = shared
-        self._activations: dict[VisibleFields, Activation | SelectorFailed] = {}
+        self._activations: dict[InputFields, Activation | SelectorFailed] = {}
 
     def clear(self) -> None:
         """Remove all activations, because the message or the state has changed."""
         self._activations.clear()
 
-    def get(self, fields: VisibleFields) -> Activation:
-        """Return an activation with at least these fields; raise SelectorFailed if impossible."""
+    def get(self, fields: InputFields) -> Activation:
+        """Return an activation with these fields; raise SelectorFailed if CEL cannot hold them."""
         activation = self._convert_once(self._shared or fields)
         if isinstance(activation, SelectorFailed):
             activation = self._convert_once(fields)
@@ -117,12 +117,12 @@ class ActivationCache:
             raise activation
         return activation
 
-    def _convert_once(self, fields: VisibleFields) -> Activation | SelectorFailed:
+    def _convert_once(self, fields: InputFields) -> Activation | SelectorFailed:
         if fields not in self._activations:
             self._activations[fields] = self._convert(fields)
         return self._activations[fields]
 
-    def _convert(self, fields: VisibleFields) -> Activation | SelectorFailed:
+    def _convert(self, fields: InputFields) -> Activation | SelectorFailed:
         context = self.context
         message = {"msg": vars(context.msg), "state": context.state}
         try:
@@ -143,7 +143,7 @@ class Selector:
     """A CEL expression, or ``@`` and the name of a function that ``@selector`` registered.
 
     Raise SelectorError if the expression cannot be compiled or may exceed its cost bounds, or if
-    the function is unknown. Raise SelectorsUnavailable if the CEL package is not installed.
+    the function is unknown. Raise SelectorsUnavailable if the CEL package cannot be imported.
     """
 
     def __init__(self, text: str) -> None:
@@ -151,14 +151,14 @@ class Selector:
         self._function: SelectorFunction | None = None
         if text.startswith(_FUNCTION_PREFIX):
             self._function = find_function(text.removeprefix(_FUNCTION_PREFIX))
-            self.fields: VisibleFields | None = None
+            self.fields: InputFields | None = None
             return
         self._compiled = compile_expression(text)
         self.fields = self._compiled.fields
 
     @classmethod
     def of(cls, text: str) -> Selector | None:
-        """Return the selector for a stored text; None for an empty text, which means always."""
+        """Return the selector with this text; None for "", which selects every message."""
         return cls(text) if text else None
 
     @property
@@ -168,7 +168,7 @@ class Selector:
 
     @property
     def cacheable_headers(self) -> tuple[str, ...] | None:
-        """The headers that alone determine the result; None if it may depend on other fields."""
+        """The headers that determine a cached result; None if results are not cached."""
         cache = self._compiled.cache if self._function is None else None
         return None if cache is None else cache.headers
 
@@ -205,7 +205,7 @@ class Selector:
         except RuntimeError as error:  # the only exception of the package
             raise SelectorFailed(shorten_error(str(error))) from None
         if self._compiled.is_bool:
-            # Often a bool, which needs no conversion. Otherwise an error, which to_python raises.
+            # A bool needs no conversion. Any other value is an error, which to_python raises.
             decision = value.value()
             if isinstance(decision, bool):
                 return YES if decision else NO
@@ -217,7 +217,7 @@ def _call_function(function: SelectorFunction, context: SelectorContext) -> Sele
     msg = context.msg
     try:
         copy = replace(msg, body=deepcopy(msg.body), headers=deepcopy(msg.headers))
-        changed = SelectorContext(copy, dict(context.state), context.now)
+        changed = SelectorContext(copy, deepcopy(context.state), context.now)
         result = to_result(function(changed))
         headers = {**copy_headers(copy.headers), **(result.headers or {})}
         body = copy_body(copy.body) if result.body is UNCHANGED else result.body
@@ -231,6 +231,6 @@ def _call_function(function: SelectorFunction, context: SelectorContext) -> Sele
         headers=None if is_same(headers, msg.headers) else headers,
         body=UNCHANGED if is_same(body, msg.body) else body,
         state=state,
-        # The function may have removed headers, which merging would restore.
+        # The function may have removed headers. Merging would restore them.
         is_replacement=True,
     )

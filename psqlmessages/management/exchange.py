@@ -37,7 +37,7 @@ from psqlmessages.exchanges.store.stats import (
     read_missing_rules,
 )
 from psqlmessages.models import Exchange, ExchangeCount
-from psqlmessages.monitor.minute_writer import start_writer
+from psqlmessages.monitor.minute_writer import start_history_writer
 from psqlmessages.wire import MalformedText, parse_strict_json
 
 # exchange list: the exchanges with their state, processes and counters.
@@ -278,7 +278,7 @@ def _delete(arguments: Namespace) -> int:
 def _run(arguments: Namespace) -> int:
     from psqlmessages.exchanges.store import worker
 
-    start_writer()
+    start_history_writer()
     code: int = worker.run(arguments.names, arguments.database)
     return code
 

@@ -10,7 +10,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.django import node
 from psqlmessages.handler_registry import registry
 from psqlmessages.handler_worker import HandlerWorker
-from psqlmessages.monitor.minute_writer import start_writer
+from psqlmessages.monitor.minute_writer import start_history_writer
 from psqlmessages.shutdown import stop_on_signals
 
 _STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
@@ -55,7 +55,7 @@ def run(arguments: Namespace) -> int:
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"
             )
-            start_writer()
+            start_history_writer()
             worker.run(show_rate)
         progress.count = worker.counters.handled
         counters = worker.counters

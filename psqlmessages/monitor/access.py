@@ -22,14 +22,14 @@ class MonitorAccess:
 
 
 def load_access(user: Any) -> MonitorAccess:
-    """Read a user's permissions from the database; a user who is not staff has none."""
+    """Read the permissions of a user; only active staff users with VIEW_MONITOR have any."""
     if not (user.is_active and user.is_staff and user.has_perm(VIEW_MONITOR)):
         return MonitorAccess()
     return MonitorAccess(can_view=True, can_view_bodies=user.has_perm(VIEW_BODIES))
 
 
 def content_security_policy() -> str:
-    """Build the policy: pages load data from this origin, and files from STATIC_URL too."""
+    """Build the policy: data come from this origin, files also from the origin of STATIC_URL."""
     static = urlsplit(settings.STATIC_URL or "")
     sources = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (

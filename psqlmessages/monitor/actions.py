@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
@@ -28,7 +28,7 @@ OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
 
 _LOCK_TIMEOUT: Final = "10s"
 _CONFIRMED: Final = "confirmed"
-_CHANGE: Final = 2  # as django.contrib.admin.models.CHANGE
+_CHANGE: Final = 2  # The value of django.contrib.admin.models.CHANGE.
 
 Target = TypeVar("Target", bound=Model)
 # The posted fields: each name has one or more values. ``describe`` may replace them.
@@ -39,10 +39,10 @@ Fields = dict[str, list[str]]
 class Action(Generic[Target]):
     """An action on an object, which asks for confirmation first.
 
-    ``describe`` returns sentences about what the action will affect, with numbers and names.
-    ``run`` returns a sentence about what it did, for the log. Both get the posted fields, and raise
-    ValidationError if these are wrong; an error of SQL names the rule that is missing. What
-    ``describe`` writes into the fields is posted again with the confirmation.
+    ``describe`` returns sentences about what the action will affect, with numbers and names. It may
+    change the posted fields: the confirmation posts the changed fields. ``run`` returns a sentence
+    for the log about what the action did. Both raise ValidationError if a field is wrong, and
+    MessagesError if a call fails, for instance because a rule is missing.
     """
 
     label: Any
@@ -53,18 +53,18 @@ class Action(Generic[Target]):
 
 
 def perform(
-    request: HttpRequest, action: Action[Target], target: Target, back_url: str, **given: str
+    request: HttpRequest, action: Action[Target], target: Target, back_url: str, **overrides: str
 ) -> HttpResponse:
-    """Show what an action will affect; run it if the user has confirmed that; return to a page.
+    """Ask for a confirmation; if the user has confirmed, run the action, and redirect.
 
-    ``given``: fields that replace what the user has posted.
+    ``overrides`` replace posted fields. An error is shown in place of the confirmation.
     """
     if not request.user.has_perm(action.permission):
         return forbidden(request, action.permission)
     fields = dict(request.POST.lists())
     is_confirmed = bool(fields.pop(_CONFIRMED, None))
     fields.pop("csrfmiddlewaretoken", None)
-    fields.update({name: [value] for name, value in given.items()})
+    fields.update({name: [value] for name, value in overrides.items()})
     context = {
         **common_context(request),
         "action": action,
@@ -76,7 +76,7 @@ def perform(
             if not is_confirmed:
                 context["sentences"] = action.describe(target, fields)
                 context["fields"] = [
-                    (key, value) for key in fields.keys() - given for value in fields[key]
+                    (key, value) for key in fields.keys() - overrides for value in fields[key]
                 ]
                 return render(request, "psqlmessages/monitor/action.html", context)
             _limit_lock_waits()
@@ -92,23 +92,16 @@ def perform(
     return render(request, "psqlmessages/monitor/action.html", context, status=400)
 
 
-def permitted(request: HttpRequest, actions: Mapping[str, Action[Any]]) -> dict[str, Action[Any]]:
-    """Return the actions that this user may perform."""
-    return {
-        name: action for name, action in actions.items() if request.user.has_perm(action.permission)
-    }
-
-
-def single(fields: Fields, name: str) -> str:
-    """Return the value of a posted field; "" if it is missing."""
+def field_value(fields: Fields, name: str) -> str:
+    """Return the last value of a posted field; "" if it is missing."""
     return fields.get(name, [""])[-1]
 
 
 def read_body(fields: Fields) -> Any:
     """Return the posted body of a test message: text, or a JSON value; raise ValidationError."""
     # Browsers post line ends as CRLF.
-    text = single(fields, "body").replace("\r\n", "\n")
-    if single(fields, "format") == "json":
+    text = field_value(fields, "body").replace("\r\n", "\n")
+    if field_value(fields, "format") == "json":
         return parse_json(text, _("The body"))
     if "\0" in text:
         raise ValidationError(_("The body has a NUL character."))
@@ -116,10 +109,10 @@ def read_body(fields: Fields) -> Any:
 
 
 def parse_json(text: str, subject: str) -> Any:
-    """Parse a posted JSON text; raise ValidationError, which names it by its ``subject``."""
+    """Parse posted JSON text; raise ValidationError, whose message begins with ``subject``."""
     try:
         value = parse_strict_json(text)
-        # Escapes can stand for characters that cannot be sent.
+        # An escape of half a surrogate pair, such as \ud800, is valid JSON but cannot be sent.
         EncodedBody.of(value).text.encode()
     except MalformedText as error:
         raise ValidationError(error.sentence(subject)) from None

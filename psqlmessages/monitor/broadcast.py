@@ -1,4 +1,4 @@
-"""Broadcast: sends viewers a snapshot, then updates; the contents of these frames."""
+"""Broadcast: sends each viewer a snapshot, then updates, and builds these frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psqlmessages.monitor.history import (
 )
 from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.queries import MAX_RULES, RuleRow
-from psqlmessages.monitor.status import AWAY
+from psqlmessages.monitor.status import UNREACHABLE
 from psqlmessages.monitor.topic_list import PAGE_SIZE, TopicPage, TopicQuery
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Send an update at least this often: a page without updates shows that its connection is lost.
 _HEARTBEAT_SECONDS: Final = 1.0
-# If more rows of the topic list have changed, send them only once per second.
+# If more than this number of rows of the topic list have changed, send them once per second.
 _MAX_ROWS_PER_TICK: Final = 200
 # Each point of a sparkline is the message count of this many seconds.
 BUCKET_SECONDS: Final = 10
@@ -35,7 +35,7 @@ BODY_BYTES: Final = 4096
 
 
 class Broadcast:
-    """Sends the changes since the last tick to all viewers, encoded once for all.
+    """Sends the changes since the last tick to all viewers; encodes them once for each page.
 
     A viewer that fell behind gets a snapshot instead.
     """
@@ -43,7 +43,7 @@ class Broadcast:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._sent_at = 0.0
-        # The number of the last message or event that was sent, and the first second that was not.
+        # The highest number of a sent message or event, and the first second without sent counts.
         self._sent_number = 0
         self._first_unsent_second = int(time.time())
         # Changes of the topic list that were not sent yet.
@@ -53,20 +53,20 @@ class Broadcast:
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
-        """Send a viewer all data of its page; only the status if its user could not be checked."""
+        """Send a ready viewer all data of its page, or only a status if its user is not checked."""
         viewer.has_snapshot = True
         if not viewer.is_ready():
             return
         if viewer.is_checked:
             viewer.send_frame("snapshot", *self._snapshot(viewer, now))
         else:
-            viewer.send_status_only(is_unreachable=self._observer.status.name(now) == AWAY)
+            viewer.send_status_only(is_unreachable=self._observer.status.name(now) == UNREACHABLE)
 
     def tick(self, now: float) -> None:
         """Send the changes to every viewer; without changes, an empty update once per second."""
         second = int(now)
         is_new_second = second != self._first_unsent_second
-        self._collect_rows(now, is_new_second=is_new_second)
+        self._collect_changed_topics(now, is_new_second=is_new_second)
         sends_rows = is_new_second or len(self._changed_topics) <= _MAX_ROWS_PER_TICK
         changes = self._common_changes(now)
         has_changes = (
@@ -90,12 +90,12 @@ class Broadcast:
                 key = (viewer.topic, viewer.access.can_view_bodies)
                 viewer.send_frame("update", common, details[key])
         self._sent_at = now
-        self._sent_number = self._observer.history.number
+        self._sent_number = self._observer.history.last_number
         self._first_unsent_second = second
 
     # Changes
 
-    def _collect_rows(self, now: float, *, is_new_second: bool) -> None:
+    def _collect_changed_topics(self, now: float, *, is_new_second: bool) -> None:
         history = self._observer.history
         changed = history.take_changes()
         self._changed_topics.update((topic.name, topic) for topic in changed)
@@ -137,7 +137,7 @@ class Broadcast:
         return changes
 
     def _encode_details(self, second: int) -> dict[tuple[str, bool], str]:
-        """Encode the changes of the viewed topics, by topic and whether with bodies."""
+        """Encode the changes of viewed topics, by topic and whether bodies are included."""
         details = {}
         for viewer in self._observer.viewers:
             if viewer.topic is None:
@@ -205,7 +205,7 @@ class Broadcast:
 
 
 def _list_json(query: TopicQuery, page: TopicPage, is_included: bool) -> dict[str, Any]:
-    """Describe a page of the list of topics, if it is known and has changed."""
+    """Describe a page of the topic list; return {} unless it ``is_included``."""
     if not is_included:
         return {}
     return {"list": {**query._asdict(), "size": PAGE_SIZE, **page._asdict()}}
@@ -234,7 +234,7 @@ def topic_totals(topic: TopicHistory, second: int) -> dict[str, Any]:
 
 
 def _buckets(topic: TopicHistory, newest: int, count: int) -> list[int]:
-    """Return the number of the first point, then all message counts; [] if all are 0."""
+    """Return the number of the first bucket, then all message counts; [] if all are 0."""
     first = newest - count + 1
     if topic.per_second is None or topic.last_at < first * BUCKET_SECONDS:
         return []
@@ -251,7 +251,7 @@ def topic_details(
 ) -> dict[str, Any]:
     """Describe a topic for its own page, with its last messages and its counts per second.
 
-    Includes messages with numbers above ``after``, and these ``seconds``, by default all.
+    Includes messages numbered above ``after``, and counts of ``seconds``; by default all.
     """
     if seconds is None:
         seconds = range(second - HISTORY_SECONDS + 1, second)

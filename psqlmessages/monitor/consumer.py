@@ -23,11 +23,11 @@ _ACCESS_TEXT: Final = f"the monitor needs a staff user with the permission {VIEW
 
 
 class MonitorConsumer(Socket):
-    """The WebSocket of one page: parses its requests. The observer sends the frames.
+    """The WebSocket of one page. It parses requests; the observer sends the frames.
 
     ``?topic=NAME`` selects one topic instead of the list of topics. Requests are
-    ``{"op":"watch","topic":…}``; ``{"op":"list","q":…,"sort":…,"page":…}``, all optional, for a
-    page of the list; and ``{"op":"echo","n":…}``: the page has read the frame with this number.
+    ``{"op":"watch","topic":…}``, ``{"op":"list","q":…,"sort":…,"page":…}`` for a page of the list,
+    with optional fields, and ``{"op":"echo","n":…}`` after reading the frame with this number.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class MonitorConsumer(Socket):
         return None
 
     def on_accepted(self) -> None:
-        """Add a viewer for the topic in the URL."""
+        """Add a viewer for the topic or the page of the list in the URL."""
         self._viewer = Viewer(
             self._requested_topic(), self._access, send=self.put, close=self.close
         )
@@ -79,7 +79,7 @@ class MonitorConsumer(Socket):
     # Called by the credential monitor
 
     def permits(self, user: Any) -> bool:
-        """Check whether the reloaded user may still view the monitor; runs in a thread."""
+        """Return whether the reloaded user may still view the monitor; called in a thread."""
         self._access = load_access(user)
         if self._viewer is not None and self._access.can_view:
             # In the event loop, so that no frame is built with a mix of old and new permissions.
@@ -87,7 +87,7 @@ class MonitorConsumer(Socket):
         return self._access.can_view
 
     def on_access_revoked(self, reason: str) -> None:
-        """Close: the user is logged out or deleted, or has lost the permission."""
+        """Close the WebSocket: the user is logged out or deleted, or has lost the permission."""
         if self._access.can_view:
             self.close(NOT_ALLOWED, reason)
         else:
@@ -99,7 +99,7 @@ class MonitorConsumer(Socket):
         return topic if is_name(topic) else None
 
     def _requested_list(self) -> TopicQuery:
-        """Return the page of the list in the URL; the first page if it is malformed."""
+        """Return the page of the list in the URL; by default, or if it is malformed, the first."""
         text = self.scope.get("query_string", b"").decode("latin-1")
         values: dict[str, Any] = {name: each[0] for name, each in parse_qs(text).items()}
         if values.get("page", "").isdecimal():

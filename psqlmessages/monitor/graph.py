@@ -25,15 +25,15 @@ from psqlmessages.exchanges.store.stats import (
     size_limits,
 )
 from psqlmessages.models import Exchange
-from psqlmessages.monitor.json_views import json_view, shared_text, to_json
+from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
 from psqlmessages.monitor.queries import fetch_rows
 from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
 
 # The page draws at most this many exchanges: a larger graph is unreadable.
 MAX_EXCHANGES: Final = 200
-# For connecting and the query.
+# The maximum time for connecting and the query.
 _TIMEOUT_SECONDS: Final = 2.0
-# Skip a namespace for this long after a timeout, so that it does not delay the others each time.
+# Skip a namespace for this time after a failure, so that it does not delay each read.
 _SKIP_SECONDS: Final = 10.0
 
 _EXCHANGES_QUERY: Final = """
@@ -61,7 +61,7 @@ _QUEUES_QUERY: Final = f"""
     FROM psqlmessages_queue WHERE psqlmessages_queue.name = ANY (%s) AND {EXISTS}
 """  # noqa: S608 - built from constants
 
-# Until when to skip namespaces that did not answer, by alias; monotonic time.
+# The monotonic time until which to skip a namespace, by alias.
 _skipped_until: dict[str, float] = defaultdict(float)
 
 
@@ -92,7 +92,7 @@ async def read_graph() -> str | None:
 
 
 async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
-    """Read the queues of a namespace; their sizes are null if it does not answer."""
+    """Read queues of a namespace; their sizes are None if its database does not answer."""
     rows = None
     if time.monotonic() >= _skipped_until[alias]:
         query = (_QUEUES_QUERY, (*size_limits(MAX_LISTED), sorted(names)))
@@ -161,7 +161,7 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
         )
         for exchange in exchanges
     )
-    in_cycle = {(edge.exchange, edge.position) for edge in graph.edges if edge.is_in_cycle}
+    in_cycle = {(e.exchange, e.destination_position) for e in graph.edges if e.is_in_cycle}
     for exchange in exchanges:
         for position, destination in enumerate(exchange["destinations"]):
             destination["is_in_cycle"] = (exchange["name"], position) in in_cycle
@@ -174,8 +174,8 @@ def exchanges(request: HttpRequest) -> HttpResponse:
     context = {
         **common_context(request),
         "data_url": reverse("psqlmessages:monitor_exchanges_figures"),
-        "exchange_url": admin_page(request, "exchange", change=True),
-        "queue_url": admin_page(request, "queue", change=True),
+        "exchange_url": admin_page(request, "exchange", is_change_page=True),
+        "queue_url": admin_page(request, "queue", is_change_page=True),
         "admin_exchanges_url": admin_page(request, "exchange"),
         "may_add_exchange": request.user.has_perm("psqlmessages.add_exchange"),
     }
@@ -184,5 +184,5 @@ def exchanges(request: HttpRequest) -> HttpResponse:
 
 @json_view
 async def graph_data(_request: HttpRequest) -> str | None:
-    """Return the graph as JSON: 401 or 403 without permission, 503 without a database."""
-    return await shared_text("graph", read_graph)
+    """Return the graph as JSON text; None if it cannot be read."""
+    return await read_shared_text("graph", read_graph)

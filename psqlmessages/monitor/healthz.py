@@ -18,11 +18,11 @@ from psqlmessages.conf import get_settings
 from psqlmessages.health import broken_parts
 from psqlmessages.monitor.access import VIEW_MONITOR
 from psqlmessages.monitor.json_views import load_request_access
-from psqlmessages.monitor.now import current_problems_async, describe
+from psqlmessages.monitor.now import current_problems_async, problem_json
 from psqlmessages.monitor.queries import run_queries
 
 _TIMEOUT_SECONDS: Final = 2.0
-# With less time left than this, answer without another attempt.
+# If less time remains than this, start no further attempt.
 _MIN_ATTEMPT_SECONDS: Final = 0.25
 
 # Concurrent requests of an event loop share one attempt to query, so they open one connection.
@@ -34,11 +34,11 @@ _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = Wea
 async def healthz(request: HttpRequest) -> JsonResponse:
     """Answer 200 ``{"status": "ok"}``, or 503 with the names of the parts that do not work.
 
-    "database" is listed if a query on a new connection is not answered within two seconds. Other
-    names are parts of this process whose own connections get no answer. Needs no login.
+    "database" is listed if a query on a new connection fails or takes over two seconds. The
+    other names are parts of this process. No login is needed.
 
     ``?full`` adds the problems. It needs the token of the setting HEALTH_TOKEN as ``Authorization:
-    Bearer``, or the session of a user of the monitor; others get 401 or 403.
+    Bearer``, or the session of a user of the monitor. Otherwise the answer is 401 or 403.
     """
     is_full = "full" in request.GET
     if is_full and (refusal := await _refuse(request)):
@@ -49,12 +49,12 @@ async def healthz(request: HttpRequest) -> JsonResponse:
     if broken:
         answer["broken"] = broken
     if is_full:
-        answer["problems"] = [describe(each) for each in await current_problems_async()]
+        answer["problems"] = [problem_json(each) for each in await current_problems_async()]
     return JsonResponse(answer, status=503 if broken else 200)
 
 
 async def _refuse(request: HttpRequest) -> JsonResponse | None:
-    """Return the answer to a request that may not see the problems, or None."""
+    """Return an error response if the request may not see the problems; else None."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     own = get_settings().HEALTH_TOKEN
     if own and scheme.lower() == "bearer" and constant_time_compare(token.strip(), own):
@@ -75,16 +75,16 @@ async def _refuse(request: HttpRequest) -> JsonResponse | None:
 async def _is_database_answering() -> bool:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _TIMEOUT_SECONDS
-    while (left := deadline - loop.time()) > _MIN_ATTEMPT_SECONDS:
+    while (remaining := deadline - loop.time()) > _MIN_ATTEMPT_SECONDS:
         attempt = _attempts.get(loop)
         if attempt is None or attempt.done():
             attempt = _attempts[loop] = loop.create_task(
                 run_queries("healthz", None, [("SELECT", ())], _TIMEOUT_SECONDS)
             )
         # Not `await attempt`: if the connection hangs, closing it may hang too.
-        await asyncio.wait({attempt}, timeout=left)
+        await asyncio.wait({attempt}, timeout=remaining)
         if attempt.done() and not attempt.cancelled():
-            # None: no connection; [None]: the query took too long.
+            # None: the connection failed; [None]: the query took too long.
             return attempt.result() not in (None, [None])
         # The next attempt begins when this one has ended.
         attempt.cancel()

@@ -19,7 +19,7 @@ class MessageCount(NamedTuple):
 
 
 class PerSecondRing:
-    """Message counts of each of the last ``HISTORY_SECONDS`` seconds; a second is a Unix time."""
+    """Message counts and sizes by second, a Unix time, for the last ``HISTORY_SECONDS``."""
 
     __slots__ = ("_counts", "_sizes", "newest")
 
@@ -48,8 +48,8 @@ class PerSecondRing:
         # Faster than total() for each: a snapshot of the list needs 60 intervals of each topic.
         oldest = (self.newest + 1) % HISTORY_SECONDS
         ordered = self._counts[oldest:] + self._counts[:oldest]
-        begin = first - (self.newest - HISTORY_SECONDS + 1)
-        starts = range(begin, begin + number * step, step)
+        first_index = first - (self.newest - HISTORY_SECONDS + 1)
+        starts = range(first_index, first_index + number * step, step)
         return [sum(ordered[max(start, 0) : max(start + step, 0)]) for start in starts]
 
     def _parts(self, ring: array[int], first: int, last: int) -> tuple[array[int], ...]:
@@ -66,10 +66,10 @@ class PerSecondRing:
 
 
 MAX_TOPICS: Final = 2000
-# Per topic. An open page keeps more.
+# The maximum number of stored messages per topic. An open page keeps more.
 MAX_MESSAGES: Final = 50
 MAX_EVENTS: Final = 200
-# Only the beginning of a body is stored: the maximum per message, and in total.
+# Only this beginning of each body is stored; the total limits the bodies of all messages.
 MAX_BODY_CHARACTERS: Final = 4096
 MAX_TOTAL_CHARACTERS: Final = 16 * 1024 * 1024
 # A rate is the mean of this many whole seconds.
@@ -77,17 +77,17 @@ RATE_SECONDS: Final = 5
 # Evict this many topics at a time, so that new topics seldom cause a sort of all topics.
 _EVICTED_TOPICS: Final = MAX_TOPICS // 10
 
-# Crashes by a restart of PostgreSQL arrive for this long: each session's is found by housekeeping.
+# After a restart of PostgreSQL, housekeeping may report the crashes of nodes for this long.
 _RESTART_SECONDS: Final = 60.0
 
-# By event: the set of nodes that it changes, and whether it adds the node.
+# The set of nodes that an event changes, and whether the event adds its node.
 _MEMBERSHIP_EVENTS: Final = {
     "topic_notify": ("senders", True),
     "topic_unnotify": ("senders", False),
     "topic_listen": ("listeners", True),
     "topic_unlisten": ("listeners", False),
 }
-# By event: the set of nodes that is now empty.
+# The set of nodes that an event empties.
 _EMPTYING_EVENTS: Final = {"topic_none_notify": "senders", "topic_none_listen": "listeners"}
 
 
@@ -114,8 +114,8 @@ class MessageRecord:
 class TopicHistory:
     """A topic: its senders and listeners, totals since the monitor started, and last messages.
 
-    ``exists``: a query has found the topic in the database. ``created_number``: until then, the
-    number of the message or event that created this record; afterwards 0.
+    ``exists``: a query has found the topic in the database. Until then, ``created_number`` is above
+    the numbers of all messages and events before this record; afterwards it is 0.
     """
 
     name: str
@@ -142,14 +142,14 @@ class TopicHistory:
         return self.per_second.total(0, self.per_second.newest).messages
 
 
-# The event that takes the place of the crashes of all nodes at a restart of PostgreSQL.
+# This event replaces the crashes that a restart of PostgreSQL causes.
 RESTARTED: Final = "restarted"
 
 
 class EventRecord(NamedTuple):
     """A system event, and the time at which it arrived.
 
-    ``nodes``: of a restart of PostgreSQL, the number of nodes that lost their connections.
+    ``nodes``: the number of crashes that a restart of PostgreSQL caused; 0 for other events.
     """
 
     number: int
@@ -170,15 +170,15 @@ class History:
         self.topics: dict[str, TopicHistory] = {}
         self.topic_count = 0
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
-        # Until a node has connected again, its crash is a consequence of the restart.
+        # A crash of a node that has not connected since the last restart is part of this restart.
         self._restart: EventRecord | None = None
         self._connected_since_restart: set[str] = set()
         # Names of the topics that changed since the last take_changes().
         self._changed: set[str] = set()
         # Topics that an open page shows, which are not evicted.
         self.viewed: set[str] = set()
-        # Messages and events are numbered in order of arrival: the number of the newest one.
-        self.number = 0
+        # The number of the newest message or event. They are numbered in order of arrival.
+        self.last_number = 0
         # The messages whose bodies are stored, by number: the oldest is evicted first.
         self._bodies: OrderedDict[int, MessageRecord] = OrderedDict()
         self._characters = 0
@@ -216,7 +216,7 @@ class History:
         self.apply_event(event, ident, topic)
 
     def on_restart(self, at: float) -> None:
-        """Record that PostgreSQL was restarted, as one event; it replaces crashes since then."""
+        """Record a restart of PostgreSQL as one event, which replaces the crashes since then."""
         crashed = [event for event in self.events if event.event == "crash" and event.at >= at]
         for event in crashed:
             self.events.remove(event)
@@ -225,7 +225,7 @@ class History:
         self.events.append(self._restart)
 
     def _count_in_restart(self, ident: str, at: float) -> bool:
-        """Count a crash as one of the last restart, if that was a short time ago."""
+        """Count a crash in the event of the restart that caused it; return False if none did."""
         restart = self._restart
         if (
             restart is None
@@ -255,7 +255,7 @@ class History:
         """Apply the result of a query: name, senders and listeners of each topic.
 
         Removes topics without a row, unless they are newer than the query. ``number`` is the value
-        of ``self.number`` when the query started.
+        of ``last_number`` when the query started.
         """
         found_names = set()
         for name, senders, listeners in rows:
@@ -281,8 +281,8 @@ class History:
         return (topic for topic in self.topics.values() if topic.last_at >= at)
 
     def _next_number(self) -> int:
-        self.number += 1
-        return self.number
+        self.last_number += 1
+        return self.last_number
 
     def _topic(self, name: str) -> TopicHistory:
         """Return the record of a topic; if it is missing, create it."""
@@ -290,7 +290,7 @@ class History:
         if topic is None:
             if len(self.topics) >= MAX_TOPICS:
                 self._evict_topics()
-            topic = self.topics[name] = TopicHistory(name, self.number + 1)
+            topic = self.topics[name] = TopicHistory(name, self.last_number + 1)
             self._changed.add(name)
         return topic
 

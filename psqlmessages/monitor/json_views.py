@@ -63,7 +63,7 @@ _SharedTexts = OrderedDict[Hashable, SharedText]
 _texts: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedTexts] = WeakKeyDictionary()
 
 
-async def shared_text(key: Hashable, read: ReadText, pause_factor: float = 0.0) -> str | None:
+async def read_shared_text(key: Hashable, read: ReadText, pause_factor: float = 0.0) -> str | None:
     """Return the text of this key, which all viewers of this event loop share; see SharedText."""
     texts = _texts.setdefault(asyncio.get_running_loop(), OrderedDict())
     text = texts.setdefault(key, SharedText(read, pause_factor))
@@ -100,7 +100,7 @@ def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[
 
 
 def load_request_access(request: HttpRequest) -> MonitorAccess | None:
-    """Read the permissions of the user of a request; None if nobody is logged in."""
+    """Read the permissions of the user of a request; None if the user is not logged in."""
     user: Any = request.user
     return load_access(user) if user.is_authenticated else None
 

@@ -22,7 +22,7 @@ from psqlmessages.models import Auth
 from psqlmessages.models.names import NAME_CHARACTERS
 
 PAGE_SIZE: Final = 100
-# The labels of the further parameters.
+# Labels of the parameters in ``ListDefinition.choices``.
 _CHOICE_LABELS: Final = {"state": _("State")}
 _MAX_PAGE: Final = 10_000
 _PAGE: Final = re.compile("[0-9]{1,5}")
@@ -47,8 +47,8 @@ class Column:
 class ListDefinition:
     """The columns of a list, and the parameters that its URL may have.
 
-    ``name`` is that of the fragment. ``default_sort`` is the name of a column, with ``-`` in front
-    to sort it descending. ``choices`` has the values of each further parameter, and their labels.
+    ``name`` also names the fragment. ``default_sort`` is the name of a column, after ``-`` to sort
+    descending. ``choices`` has the labels of the allowed values of each further parameter.
     """
 
     name: str
@@ -57,12 +57,9 @@ class ListDefinition:
     default_sort: str
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def parse(self, request: HttpRequest, *others: str) -> ListQuery:
-        """Read the parameters of a request; raise BadRequest (400) if one is wrong or unknown.
-
-        ``others``: parameters that the view reads itself.
-        """
-        check_parameters(request, ["q", "sort", "page", *self.choices, *others])
+    def parse(self, request: HttpRequest) -> ListQuery:
+        """Parse the parameters of a request; raise BadRequest (400) if one is wrong or unknown."""
+        check_parameters(request, ["q", "sort", "page", *self.choices])
         search = request.GET.get("q", "").strip()
         if len(search) > NAME_CHARACTERS or "\0" in search:
             raise BadRequest(f"q: at most {NAME_CHARACTERS} characters.")
@@ -82,7 +79,7 @@ class ListDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """What a URL asks of a list. ``chosen``: values of the further parameters, "" for any."""
+    """Parameters in the URL of a list. ``chosen`` has those of ``choices``; "" allows any value."""
 
     definition: ListDefinition
     search: str
@@ -115,7 +112,7 @@ class ListQuery:
         return f"?{urlencode(changed)}"
 
     def key(self) -> Hashable:
-        """Return a key for :func:`shared`: equal for equal pages."""
+        """Return a key for :func:`read_shared`: equal for equal pages."""
         pairs = tuple(sorted(self.chosen.items()))
         return (self.definition.name, self.search, self.sort, self.page, pairs)
 
@@ -139,7 +136,7 @@ class ListPage:
 
     @property
     def headings(self) -> list[dict[str, Any]]:
-        """The columns, with the URL that sorts by each: numbers sort the largest first."""
+        """The columns, each with the URL that sorts by it. Numbers sort the largest first."""
         return [
             {
                 "column": column,
@@ -157,7 +154,7 @@ class ListPage:
 
     @property
     def selects(self) -> list[dict[str, Any]]:
-        """The further parameters with their choices."""
+        """The further parameters, each with its allowed values and their labels."""
         return [
             {
                 "name": name,
@@ -180,12 +177,12 @@ class ListPage:
 
     @property
     def previous_url(self) -> str:
-        """The URL of the page before; "" on the first page."""
+        """The URL of the previous page; "" on the first page."""
         return self.query.url(page=self.query.page - 1) if self.query.page > 1 else ""
 
     @property
     def next_url(self) -> str:
-        """The URL of the next page; "" on the last one."""
+        """The URL of the next page; "" on the last page or after it."""
         is_last = self.last >= self.total or not self.rows
         return "" if is_last else self.query.url(page=self.query.page + 1)
 
@@ -196,13 +193,13 @@ class ListPage:
 
 
 def check_parameters(request: HttpRequest, names: Iterable[str]) -> None:
-    """Raise BadRequest (400) if the URL has other parameters, or one of them twice."""
+    """Raise BadRequest (400) if the URL has a parameter not in ``names``, or a parameter twice."""
     known = {FRAGMENT, *names}
     for name, values in request.GET.lists():
         if name not in known:
             raise BadRequest(f"The parameter {name!r} is unknown.")
         if len(values) > 1:
-            raise BadRequest(f"The parameter {name!r} is there {len(values)} times.")
+            raise BadRequest(f"The parameter {name!r} occurs {len(values)} times.")
 
 
 def render_page(
@@ -210,9 +207,9 @@ def render_page(
 ) -> HttpResponse:
     """Render a page, or only the fragment that ``?fragment=`` names.
 
-    ``fragments``: their templates by name. A template must have one root element, with the
-    attribute ``data-fragment``. Values of the context may be functions, which the templates call:
-    then a fragment reads only its own data.
+    ``fragments`` has templates by name. Each must have one root element, with the attribute
+    ``data-fragment``. A context value may be a function: only templates that use it call it, so a
+    fragment reads only its own data.
     """
     name = request.GET.get(FRAGMENT)
     if name is None:
@@ -224,7 +221,7 @@ def render_page(
 
 # Data
 
-# A viewer gets data that another one has read within this time.
+# Viewers share a result for this time.
 _SHARED_SECONDS: Final = 1.0
 # Viewers choose the keys, so limit their number.
 _MAX_SHARED: Final = 200
@@ -243,12 +240,12 @@ _results: OrderedDict[Hashable, _SharedResult] = OrderedDict()
 _results_lock: Final = Lock()
 
 
-def shared(key: Hashable, read: Callable[[], T]) -> T:
-    """Return what ``read`` returned for this key within the last second; otherwise call it.
+def read_shared(key: Hashable, read: Callable[[], T]) -> T:
+    """Return the result of ``read`` for this key if it is less than a second old; else call it.
 
     All viewers with the same language in this process share the results, so many open pages cost
-    one query. They share an error of the database too, so that they do not wait for the same
-    timeout one after the other.
+    one query. They also share a DatabaseError, so that they do not wait for the same timeout one
+    after the other.
     """
     key = (get_language(), key)
     with _results_lock:
@@ -265,7 +262,7 @@ def shared(key: Hashable, read: Callable[[], T]) -> T:
                 result.error = error
             result.read_at = monotonic()
         if result.error is not None:
-            # Without the traceback, which grows each time that the shared error is raised.
+            # Raise it without its traceback, which grows each time that the shared error is raised.
             raise result.error.with_traceback(None)
         value: T = result.value
         return value
@@ -286,7 +283,7 @@ def fetch(query: str, values: Any = None) -> list[tuple[Any, ...]]:
 
 
 def limit_query_time() -> None:
-    """Limit each statement to two seconds until the transaction ends."""
+    """Limit each statement to two seconds, without JIT, until the transaction ends."""
     with connections[database()].cursor() as cursor:
         cursor.execute(
             "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true)",

@@ -39,7 +39,7 @@ from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
 
-# A push can create a queue, so their number is unlimited: export those with the most pushes.
+# Pushes can create any number of queues: export the queues with the most pushes.
 MAX_QUEUES: Final = 50
 MAX_EXCHANGES: Final = 200
 
@@ -95,7 +95,7 @@ def _namespace_family(kind: str, name: str, text: str, *labels: str) -> Any:
     return _family(kind, name, text, "namespace", *labels)
 
 
-# The families get rows of all namespaces. Each row begins with its namespace.
+# These functions get the rows of all namespaces. Each row begins with its namespace.
 
 
 def queue_families(rows: Rows) -> Iterator[Any]:
@@ -157,7 +157,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 def _sum_by_destination(
     destinations: list[str], counts: dict[int, int]
 ) -> Iterable[tuple[str, int]]:
-    """Sum up counts by destination queue. They are given by position; routes may share a queue."""
+    """Add up the counts of destinations with the same queue; ``counts`` is by position."""
     sums: dict[str, int] = defaultdict(int)
     for position, destination in enumerate(destinations):
         sums[destination] += counts.get(position, 0)
@@ -165,7 +165,7 @@ def _sum_by_destination(
 
 
 def problem_family(problems: Iterable[Problem]) -> Any:
-    """Count the problems by check and severity. A check that could not run has no count."""
+    """Count problems by check and severity. A check that could not run has no count, not even 0."""
     text = "Problems on the first page of the monitor, by check"
     family = _family("Gauge", "problems", text, "check", "severity")
     numbers = Counter((problem.check, problem.severity) for problem in problems)
@@ -218,7 +218,7 @@ def job_families(rows: Rows) -> Iterator[Any]:
 
 _TIMEOUT_SECONDS: Final = 5.0
 _QUERY_TIMEOUT_SECONDS: Final = 2
-# The number of topics is unlimited: export those with the most messages.
+# The number of topics is unlimited: export the topics with the most messages.
 MAX_TOPICS: Final = 50
 
 _DATABASE_GAUGES: Final = {
@@ -248,8 +248,8 @@ _DATABASE_QUERY: Final = (_DATABASE, ())
 async def metrics(request: HttpRequest) -> HttpResponse:
     """Return metrics of all namespaces and of this process in the format of Prometheus.
 
-    404 unless the setting METRICS is on; 503 if prometheus-client is not installed. Needs no
-    login: restrict access with the server's bind address or with a proxy.
+    404 unless the setting METRICS is on; 503 if prometheus-client is not installed. No login
+    is needed, so restrict access with the server's bind address or with a proxy.
     """
     if not get_settings().METRICS:
         raise Http404("The setting METRICS is off.")
@@ -268,7 +268,7 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 
 
 def _aliases() -> list[str]:
-    """List the namespaces, the project's own first, each database only once."""
+    """List the namespaces, the project's own first, without the alias of its direct connection."""
     own, direct = resolve_alias(None), direct_alias()
     return [own, *(alias for alias in namespaces() if alias not in (own, direct))]
 
@@ -296,7 +296,7 @@ class MetricsCollector:
         self._answers = {
             namespace: answer
             for namespace, answer in answers.items()
-            # Other databases may be without the schema.
+            # Other databases may lack the schema.
             if answer is None or answer[0] != [(False,)]
         }
 
@@ -331,12 +331,12 @@ class MetricsCollector:
         yield from exchange_families(self._rows(3))
         yield from job_families(self._rows(4))
 
-    def _rows(self, query: int) -> Rows:
-        """Return the rows of a query, each behind its namespace; none where the query failed."""
+    def _rows(self, position: int) -> Rows:
+        """Return a query's rows in all namespaces; each row begins with its namespace."""
         return [
             (namespace, *row)
             for namespace, answer in self._answers.items()
-            for row in (answer and answer[query]) or ()
+            for row in (answer and answer[position]) or ()
         ]
 
 
@@ -348,7 +348,7 @@ def _hub_metrics() -> Iterator[Any]:
     yield _gauge("hub_receivers", "WebSockets and monitors that have nodes", counters.receivers)
     yield _gauge("hub_nodes", "Nodes of this process", counters.nodes)
     if hub.echo_seconds is not None:
-        yield _gauge("hub_echo_seconds", "Round trip of its last probe", hub.echo_seconds)
+        yield _gauge("hub_echo_seconds", "Round trip of the hub's last probe", hub.echo_seconds)
     for name, text in (
         ("received", "Notifications received by the hub"),
         ("delivered", "Frames that the hub delivered to receivers"),
@@ -358,7 +358,7 @@ def _hub_metrics() -> Iterator[Any]:
 
 
 def _topic_metrics() -> Iterator[Any]:
-    """Yield counters of the busiest topics, if this process observes topics."""
+    """Yield counters of the busiest topics, if the observer of this event loop is registered."""
     if (observer := running_observer()) is None:
         return
     topics = nlargest(MAX_TOPICS, observer.history.topics.values(), key=lambda topic: topic.count)

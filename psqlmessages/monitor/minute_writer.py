@@ -22,6 +22,7 @@ from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.monitor.names import new_ident
+from psqlmessages.monitor.queries import OBSERVING_QUERY
 from psqlmessages.monitor.refused_writer import write_repeatedly
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
@@ -29,31 +30,24 @@ from psqlmessages.relay.hub import Hub, get_hub
 from psqlmessages.retry import RateLimitedLogger, error_line
 
 MINUTE_SECONDS: Final = 60
-# The advisory lock of the process that writes. Sessions and queues have the classes before it.
+# Class and object of the writer's advisory lock. Locks of sessions and queues have other classes.
 LOCK_IDS: Final = (1886612841, 0)
-# Processes that end soon, such as short commands, never start to count.
+# Start to count after this time, so that short commands never count.
 START_SECONDS: Final = 20.0
-# How often a process tries to get the lock that another one holds.
+# Try again after about this time if another process holds the lock, or after an error.
 RETRY_SECONDS: Final = 30.0
-# More topics than this share one row per minute, so that the size of the table is bounded.
+# Topics beyond this number share one row per minute, which limits the size of the table.
 MAX_TOPICS: Final = 2000
 _MAX_COUNTED_TOPICS: Final = 100_000
-# A minute that is written later than this is not known: counts of the next one are in it.
+# A minute that is written later than this is unknown: its counts include the next minute.
 _MAX_DELAY_SECONDS: Final = 10
 _QUERY_SECONDS: Final = 20
 _STOP_SECONDS: Final = 3
 _PRUNED_ROWS: Final = 20_000
 
 _TRY_LOCK: Final = "SELECT pg_try_advisory_lock(%s, %s)"
-_OBSERVING: Final = """
-    SELECT EXISTS (
-        SELECT FROM psqlmessages_observation AS o
-        JOIN psqlmessages_client AS c ON c.id = o.client_id
-        WHERE c.ident = %s AND o.pattern = '*'
-    )
-"""
-# Elements that came in, that were taken, and that were removed, since the queue was created.
-_QUEUE_COUNTS: Final = """
+# Elements pushed, taken and removed since the queue was created.
+_QUEUE_TOTALS: Final = """
     SELECT q.name::text, coalesce(sum(c.puts), 0)::bigint,
         coalesce(sum(c.gets + c.commits), 0)::bigint,
         coalesce(sum(c.removes + c.dead_letters), 0)::bigint
@@ -90,7 +84,7 @@ _END_PERIOD: Final = """
     UPDATE psqlmessages_historyperiod SET ends_at = greatest(starts_at, to_timestamp(%s))
     WHERE id = %s
 """
-# A process that crashed has not stored its end: only the minutes up to its last row are known.
+# A crashed process has not stored the end of its period: minutes after its last row are unknown.
 _END_CRASHED_PERIODS: Final = """
     UPDATE psqlmessages_historyperiod AS p SET ends_at = greatest(p.starts_at, (
         CASE p.kind
@@ -118,16 +112,16 @@ logger = logging.getLogger("psqlmessages")
 
 
 class QueueTotals(NamedTuple):
-    """Elements that came into a queue, that were taken, and that were removed."""
+    """The numbers of elements that were pushed, taken and removed since a queue was created."""
 
-    puts: int
-    gets: int
-    removes: int
+    pushed: int
+    taken: int
+    removed: int
 
     @property
     def backlog(self) -> int:
         """The number of elements in the queue."""
-        return self.puts - self.gets - self.removes
+        return self.pushed - self.taken - self.removed
 
 
 _NONE: Final = QueueTotals(0, 0, 0)
@@ -136,19 +130,19 @@ _NONE: Final = QueueTotals(0, 0, 0)
 class TopicCounter:
     """A receiver at the hub that observes all topics, and counts messages and bytes of each.
 
-    ``since``: no message has been missed since this time; None: it does not observe.
+    ``observed_since``: all messages since this time were counted; None: it does not observe now.
     """
 
     def __init__(self, hub: Hub) -> None:
-        self.since: float | None = None
+        self.observed_since: float | None = None
         self.ident = ""
         # The hub has lost its connection, and will register the node again.
-        self.is_away = False
+        self.is_disconnected = False
         self._hub = hub
         self._counts: dict[str, list[int]] = {}
 
     def deliver(self, message: HubMessage) -> None:
-        """Count a message; note the loss of the connection or of the right to observe."""
+        """Count a message, or record that observing has stopped or resumed."""
         header = message.header
         if header["Type"] == "Topic":
             topic = str(header.get("To", ""))
@@ -160,15 +154,15 @@ class TopicCounter:
         elif header["Type"] == "Sys":
             event, is_own = header["Evt"], header.get("Ident") == self.ident
             if event == "connection_lost":
-                self.since, self.is_away = None, True
+                self.observed_since, self.is_disconnected = None, True
             elif event == "reconnected":
-                self.since, self.is_away = time.time(), False
+                self.observed_since, self.is_disconnected = time.time(), False
             elif event in ("disconnect", "topic_unobserve") and is_own:
-                self.since = None
+                self.observed_since = None
 
     async def observe(self) -> None:
-        """Observe all topics, unless it does; without a rule, the topics stay unknown."""
-        if self.since is not None or self.is_away:
+        """Start to observe all topics if necessary. If this is refused, counts stay unknown."""
+        if self.observed_since is not None or self.is_disconnected:
             return
         await self._hub.leave(self)
         self.ident = new_ident()
@@ -176,12 +170,12 @@ class TopicCounter:
         if answer["Err"] == "0":
             answer = await self._hub.run(self.ident, self, "topic_observe", "*")
         if answer["Err"] == "0":
-            self.since = time.time()
+            self.observed_since = time.time()
         else:
             await self._hub.leave(self)
 
     def take(self) -> dict[str, tuple[int, int]]:
-        """Return the counts since the last call: the busiest topics, and the sums of the others."""
+        """Return the counts since the last call; ``""`` has the sums of the least busy topics."""
         counts, self._counts = self._counts, {}
         names = sorted(counts, key=lambda name: (name == "", -counts[name][0]))
         result = {name: (counts[name][0], counts[name][1]) for name in names[:MAX_TOPICS]}
@@ -194,7 +188,7 @@ class TopicCounter:
 
     async def close(self) -> None:
         """Deregister the node, disconnect, and forget the counts."""
-        self.since, self.is_away = None, False
+        self.observed_since, self.is_disconnected = None, False
         self._counts.clear()
         await self._hub.leave(self)
         await self._hub.close()
@@ -203,15 +197,15 @@ class TopicCounter:
 class MinuteWriter:
     """Counts and writes while its connection holds the lock; otherwise tries to get the lock.
 
-    A minute in which nothing happened writes nothing. Each known period has a row, which is written
-    when it begins and when it ends.
+    For a minute without changes it writes nothing. Each period with known minutes has a row, which
+    is written when the period begins and when it ends.
     """
 
     def __init__(self) -> None:
         self._topics = TopicCounter(get_hub())
-        # At the start of the present minute; None: unknown.
-        self._queues: dict[str, QueueTotals] | None = None
-        # By kind: the id of the open period, and the end of its last minute.
+        # The totals at the start of the present minute; None if they are unknown.
+        self._queue_totals: dict[str, QueueTotals] | None = None
+        # The id of the open period of each kind, topic or queue, and the end of its last minute.
         self._periods: dict[str, tuple[int, int]] = {}
         self._log = RateLimitedLogger(logger)
 
@@ -236,7 +230,7 @@ class MinuteWriter:
                 return
             if not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return
-            self._queues = None
+            self._queue_totals = None
             await self._end_periods(connection)
             await connection.execute(_END_CRASHED_PERIODS)
             try:
@@ -253,33 +247,33 @@ class MinuteWriter:
                 raise
 
     async def write_minute(self, connection: AsyncConnection, end: int) -> None:
-        """Write the minute that ends at this Unix time, and then remove what is too old."""
+        """Write the minute that ends at this Unix time; delete rows older than HISTORY_DAYS."""
         start, topics = end - MINUTE_SECONDS, self._topics.take()
-        since = self._topics.since
+        since = self._topics.observed_since
         queues = {
-            name: QueueTotals(*totals) for name, *totals in await _fetch(connection, _QUEUE_COUNTS)
+            name: QueueTotals(*totals) for name, *totals in await _fetch(connection, _QUEUE_TOTALS)
         }
-        is_observing = (await _fetch(connection, _OBSERVING, [self._topics.ident]))[0][0]
+        is_observing = (await _fetch(connection, OBSERVING_QUERY, [self._topics.ident]))[0][0]
         is_in_time = time.time() - end < _MAX_DELAY_SECONDS
-        if not is_observing and not self._topics.is_away:
-            self._topics.since = None
-        knows_topics = is_in_time and is_observing and since is not None and since <= start
-        previous = self._queues if is_in_time else None
+        if not is_observing and not self._topics.is_disconnected:
+            self._topics.observed_since = None
+        are_topics_known = is_in_time and is_observing and since is not None and since <= start
+        previous = self._queue_totals if is_in_time else None
         async with connection.transaction():
-            await self._set_period(connection, "topic", start, is_known=knows_topics)
+            await self._set_period(connection, "topic", start, is_known=are_topics_known)
             await self._set_period(connection, "queue", start, is_known=previous is not None)
-            if knows_topics and topics:
+            if are_topics_known and topics:
                 columns = [list(topics), *map(list, zip(*topics.values(), strict=True))]
                 await connection.execute(_ADD_TOPICS, [start, *columns])
             if previous is not None:
                 rows = _changed_rows(previous, queues)
             else:
-                # The next minute is the first known one: its row shows the backlog before it.
+                # The next minute is the first known minute. Its row stores the backlog before it.
                 start, rows = end, await _changed_backlogs(connection, queues)
             if rows:
                 columns = list(map(list, zip(*rows, strict=True)))
                 await connection.execute(_ADD_QUEUES, [start, *columns])
-        self._queues = queues if is_in_time else None
+        self._queue_totals = queues if is_in_time else None
         oldest = end - get_settings().HISTORY_DAYS * 24 * 60 * MINUTE_SECONDS
         for query in _PRUNE:
             await connection.execute(query, [oldest])
@@ -287,11 +281,11 @@ class MinuteWriter:
     async def _set_period(
         self, connection: AsyncConnection, kind: str, start: int, *, is_known: bool
     ) -> None:
-        """Begin or end a period, depending on whether the minute with this start is known."""
+        """Begin or extend a period if the minute that starts at ``start`` is known; else end it."""
         period = self._periods.get(kind)
         if is_known and period is None:
-            ((key,),) = await _fetch(connection, _BEGIN_PERIOD, [kind, start])
-            self._periods[kind] = key, start + MINUTE_SECONDS
+            ((period_id,),) = await _fetch(connection, _BEGIN_PERIOD, [kind, start])
+            self._periods[kind] = period_id, start + MINUTE_SECONDS
         elif is_known and period is not None:
             self._periods[kind] = period[0], start + MINUTE_SECONDS
         elif period is not None:
@@ -299,8 +293,8 @@ class MinuteWriter:
             del self._periods[kind]
 
     async def _end_periods(self, connection: AsyncConnection) -> None:
-        for key, end in self._periods.values():
-            await connection.execute(_END_PERIOD, [end, key])
+        for period_id, end in self._periods.values():
+            await connection.execute(_END_PERIOD, [end, period_id])
         self._periods.clear()
 
 
@@ -311,7 +305,7 @@ def _changed_rows(
     for name, totals in queues.items():
         before = previous.get(name, _NONE)
         if any(new < old for new, old in zip(totals, before, strict=True)):
-            # It was deleted and created again.
+            # The queue was deleted and created again.
             before = _NONE
         if totals != before:
             changes = (new - old for new, old in zip(totals, before, strict=True))
@@ -322,7 +316,7 @@ def _changed_rows(
 async def _changed_backlogs(
     connection: AsyncConnection, queues: dict[str, QueueTotals]
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return rows for the queues whose backlog is not the stored one."""
+    """Return rows for the queues whose backlog differs from their last row."""
     stored = dict(await _fetch(connection, _STORED_BACKLOGS))
     return [
         (name, 0, 0, 0, totals.backlog)
@@ -339,7 +333,7 @@ async def _fetch(connection: AsyncConnection, query: str, values: Any = None) ->
 
 
 class WriterThread(threading.Thread):
-    """Runs the writer in an event loop of its own: it delays no page and keeps no hub connected."""
+    """Runs both writers in an event loop of their own, so that they delay no page."""
 
     def __init__(self) -> None:
         super().__init__(name="psqlmessages history", daemon=True)
@@ -353,7 +347,7 @@ class WriterThread(threading.Thread):
         self._loop.close()
 
     def stop(self) -> None:
-        """Store the end of the known periods, and disconnect."""
+        """Cancel the writers; wait for at most 6 s until they have stored the end of periods."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.join(2 * _STOP_SECONDS)
@@ -365,21 +359,21 @@ class WriterThread(threading.Thread):
                 if get_settings().HISTORY_DAYS:
                     group.create_task(MinuteWriter().run())
         except Exception:
-            logger.exception("the history is not written any longer: restart this process")
+            logger.exception("no longer writing history and refused calls: restart this process")
 
 
 _threads: list[WriterThread] = []
 
 
-def start_writer() -> None:
-    """Start to write the history and the refused calls of this process, unless it does so."""
+def start_history_writer() -> None:
+    """Start the thread that writes history and refused calls, unless it is running."""
     if not _threads:
         _threads.append(WriterThread())
-        atexit.register(stop_writer)
+        atexit.register(stop_history_writer)
         _threads[0].start()
 
 
-def stop_writer() -> None:
-    """Stop the writer of this process if there is one; ``start_writer`` starts another."""
+def stop_history_writer() -> None:
+    """Stop the thread if it is running; ``start_history_writer`` starts a new thread."""
     while _threads:
         _threads.pop().stop()

@@ -14,28 +14,29 @@ from django.urls import reverse
 from psqlmessages.conf import get_settings
 from psqlmessages.models import HistoryPeriod, TopicMinute
 from psqlmessages.models.names import is_name
-from psqlmessages.monitor.json_views import json_view, shared_text, to_json
+from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
 from psqlmessages.monitor.minute_writer import LOCK_IDS, MINUTE_SECONDS
 from psqlmessages.monitor.queries import fetch_rows
 
 _TIMEOUT_SECONDS: Final = 3.0
-_HOUR: Final = 60 * MINUTE_SECONDS
-# By length of the shown period: length of a step, in seconds.
+_HOUR_SECONDS: Final = 60 * MINUTE_SECONDS
+# The length of a step for each length of a chart, in seconds.
 STEPS: Final = {
-    _HOUR: MINUTE_SECONDS,
-    6 * _HOUR: MINUTE_SECONDS,
-    24 * _HOUR: 5 * MINUTE_SECONDS,
-    7 * 24 * _HOUR: 30 * MINUTE_SECONDS,
+    _HOUR_SECONDS: MINUTE_SECONDS,
+    6 * _HOUR_SECONDS: MINUTE_SECONDS,
+    24 * _HOUR_SECONDS: 5 * MINUTE_SECONDS,
+    7 * 24 * _HOUR_SECONDS: 30 * MINUTE_SECONDS,
 }
 
-# An open period is known up to now if its writer is alive, otherwise up to its last row.
+# The periods with counted minutes. A period without an end goes on if its writer holds the lock;
+# otherwise it ended after the last stored minute.
 _PERIODS: Final = """
     SELECT coalesce(json_agg(json_build_array(
         extract(epoch FROM p.starts_at)::bigint,
         extract(epoch FROM coalesce(p.ends_at, CASE WHEN EXISTS (
             SELECT FROM pg_locks AS l
-            WHERE l.locktype = 'advisory' AND l.classid = %(lock)s AND l.objid = %(lock2)s
-              AND l.objsubid = 2 AND l.granted AND l.pid = p.pid
+            WHERE l.locktype = 'advisory' AND l.classid = %(lock_class)s
+              AND l.objid = %(lock_object)s AND l.objsubid = 2 AND l.granted AND l.pid = p.pid
               AND l.database = (
                   SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()
               )
@@ -47,45 +48,45 @@ _PERIODS: Final = """
         ) END, p.starts_at))::bigint
     ) ORDER BY p.starts_at), '[]')
     FROM psqlmessages_historyperiod AS p
-    WHERE p.kind = %(kind)s AND (p.ends_at IS NULL OR p.ends_at > to_timestamp(%(begin)s))
+    WHERE p.kind = %(kind)s AND (p.ends_at IS NULL OR p.ends_at > to_timestamp(%(starts_at)s))
 """
 _STEP: Final = "(floor(extract(epoch FROM m.minute) / %(step)s) * %(step)s)::bigint"
-# In a minute with too many topics, those without a row are unknown.
+# A row of the topic '' counts all topics without a row of their own: their minute is unknown.
 _TOPIC: Final = f"""
     SELECT ({_PERIODS}), (
         SELECT coalesce(json_agg(json_build_array(s.at, s.messages, s.bytes) ORDER BY s.at), '[]')
         FROM (
             SELECT {_STEP} AS at, sum(m.messages)::bigint AS messages, sum(m.bytes)::bigint AS bytes
             FROM psqlmessages_topicminute AS m
-            WHERE m.topic = %(name)s AND m.minute >= to_timestamp(%(begin)s) GROUP BY 1
+            WHERE m.topic = %(name)s AND m.minute >= to_timestamp(%(starts_at)s) GROUP BY 1
         ) AS s
     ), (
         SELECT coalesce(json_agg(DISTINCT {_STEP}), '[]') FROM psqlmessages_topicminute AS m
-        WHERE m.topic = '' AND m.minute >= to_timestamp(%(begin)s)
+        WHERE m.topic = '' AND m.minute >= to_timestamp(%(starts_at)s)
     ), NULL::bigint
 """  # noqa: S608 - built from constants
-# The backlog before the first step is that of the last row before it. Without one, it is computed
-# from the first row after it, and without that, it is the present backlog.
+# The last column is the backlog before the first step. It comes from the last row before this step,
+# or else from the first row after it, or else from the present counters.
 _QUEUE: Final = f"""
     SELECT ({_PERIODS}), (
         SELECT coalesce(json_agg(
-            json_build_array(s.at, s.puts, s.gets, s.removes, s.backlog) ORDER BY s.at
+            json_build_array(s.at, s.pushed, s.taken, s.removed, s.backlog) ORDER BY s.at
         ), '[]')
         FROM (
-            SELECT {_STEP} AS at, sum(m.puts)::bigint AS puts, sum(m.gets)::bigint AS gets,
-                sum(m.removes)::bigint AS removes,
+            SELECT {_STEP} AS at, sum(m.puts)::bigint AS pushed, sum(m.gets)::bigint AS taken,
+                sum(m.removes)::bigint AS removed,
                 (array_agg(m.backlog ORDER BY m.minute DESC))[1] AS backlog
             FROM psqlmessages_queueminute AS m
-            WHERE m.queue = %(name)s AND m.minute >= to_timestamp(%(begin)s) GROUP BY 1
+            WHERE m.queue = %(name)s AND m.minute >= to_timestamp(%(starts_at)s) GROUP BY 1
         ) AS s
     ), '[]'::json, coalesce(
         (
             SELECT m.backlog FROM psqlmessages_queueminute AS m
-            WHERE m.queue = %(name)s AND m.minute < to_timestamp(%(begin)s)
+            WHERE m.queue = %(name)s AND m.minute < to_timestamp(%(starts_at)s)
             ORDER BY m.minute DESC LIMIT 1
         ), (
             SELECT m.backlog - m.puts + m.gets + m.removes FROM psqlmessages_queueminute AS m
-            WHERE m.queue = %(name)s AND m.minute >= to_timestamp(%(begin)s)
+            WHERE m.queue = %(name)s AND m.minute >= to_timestamp(%(starts_at)s)
             ORDER BY m.minute LIMIT 1
         ), (
             SELECT sum(c.puts - c.gets - c.commits - c.removes - c.dead_letters)::bigint
@@ -98,10 +99,9 @@ _QUERIES: Final = {HistoryPeriod.Subject.TOPIC: _TOPIC, HistoryPeriod.Subject.QU
 
 
 def history_url(kind: str, name: str) -> str:
-    """Return the URL of the data of a topic or queue; "" if nothing is counted.
+    """Return the URL of the data of a chart; "" if the setting HISTORY_DAYS is 0.
 
-    A page with a chart includes ``_history.html`` with this ``history_url``, and loads
-    ``minutes.js``.
+    The page includes ``_history.html``, which needs this ``history_url``, and loads ``minutes.js``.
     """
     if not get_settings().HISTORY_DAYS:
         return ""
@@ -111,10 +111,10 @@ def history_url(kind: str, name: str) -> str:
 async def read_minutes(kind: str, name: str, seconds: int) -> str | None:
     """Return the counts of the last ``seconds`` as JSON text; None if they cannot be read."""
     step, now = STEPS[seconds], time.time()
-    begin = (int(now) // step + 1) * step - seconds
+    starts_at = (int(now) // step + 1) * step - seconds
     values = {
-        "kind": kind, "name": name, "begin": begin, "step": step,
-        "lock": LOCK_IDS[0], "lock2": LOCK_IDS[1],
+        "kind": kind, "name": name, "starts_at": starts_at, "step": step,
+        "lock_class": LOCK_IDS[0], "lock_object": LOCK_IDS[1],
     }  # fmt: skip
     query = (_QUERIES[HistoryPeriod.Subject(kind)], values)
     rows = await fetch_rows(router.db_for_read(TopicMinute), query, _TIMEOUT_SECONDS)
@@ -126,7 +126,7 @@ async def read_minutes(kind: str, name: str, seconds: int) -> str | None:
         {
             "kind": kind,
             "now": now,
-            "begin": begin,
+            "begin": starts_at,
             "step": step,
             "seconds": seconds,
             "periods": periods,
@@ -139,14 +139,14 @@ async def read_minutes(kind: str, name: str, seconds: int) -> str | None:
 
 @json_view
 async def history_data(request: HttpRequest) -> str | None:
-    """Return the history of ``?topic=`` or ``?queue=`` in the last ``seconds=`` as JSON."""
+    """Return the history of ``?topic=`` or ``?queue=``; ``seconds=`` is the length of the chart."""
     parameters: dict[str, Any] = request.GET.dict()
-    seconds = parameters.pop("seconds", str(_HOUR))
+    seconds = parameters.pop("seconds", str(_HOUR_SECONDS))
     if seconds not in map(str, STEPS):
         raise BadRequest(f"seconds must be one of {', '.join(map(str, STEPS))}")
     match list(parameters.items()):
         case [("topic" | "queue" as kind, str(name))] if is_name(name):
             length = int(seconds)
             key = ("history", kind, name, length)
-            return await shared_text(key, lambda: read_minutes(kind, name, length))
+            return await read_shared_text(key, lambda: read_minutes(kind, name, length))
     raise BadRequest("exactly one of topic and queue must be given, as a valid name")

@@ -18,7 +18,7 @@ def ident_pattern() -> str:
 
 
 def new_ident() -> str:
-    """Generate an ident for the monitor's node in this process."""
+    """Generate a new ident that matches ``ident_pattern()``."""
     return f"{ident_pattern()[:-1]}{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -39,6 +39,6 @@ def object_url(kind: str, name: str) -> str:
 
 
 class ObjectNameConverter(StringConverter):
-    """The name of a topic, queue, stream or node in a path. May contain slashes and newlines."""
+    """The name of a topic, queue, stream or node in a path; it may contain / and newlines."""
 
     regex = r"[\s\S]+"

@@ -20,8 +20,8 @@ from psqlmessages.monitor.listing import (
     ListQuery,
     check_parameters,
     fetch,
+    read_shared,
     render_page,
-    shared,
 )
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.problems import format_age, rule_statement
@@ -35,7 +35,7 @@ from psqlmessages.monitor.views import (
     require_monitor_access,
 )
 
-# A page of a node shows this number of each kind.
+# The page of a node shows at most this number of entries of each kind.
 _MAX_NAMES: Final = 100
 
 # The list
@@ -71,7 +71,7 @@ _ORDERS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A registered node. ``is_connected``: false if its connection is lost."""
+    """A registered node, with the numbers of its topics and observed patterns."""
 
     id: int
     name: str
@@ -79,9 +79,9 @@ class NodeRow:
     since: datetime
     pid: int
     is_connected: bool
-    senders: int
-    listeners: int
-    observers: int
+    sent_topics: int
+    listened_topics: int
+    observed_patterns: int
 
     @property
     def url(self) -> str:
@@ -98,7 +98,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
     query = _LIST.parse(request)
     context = {
         **common_context(request),
-        "list": lambda: shared(query.key(), lambda: _read_page(query)),
+        "list": lambda: read_shared(query.key(), lambda: _read_page(query)),
     }
     fragments = {_LIST.name: "psqlmessages/monitor/_nodes.html"}
     return render_page(request, "psqlmessages/monitor/nodes.html", fragments, context)
@@ -144,9 +144,9 @@ def _read_page(query: ListQuery) -> ListPage:
 
 @dataclass(frozen=True, slots=True)
 class NodeConnection:
-    """The session of a node, and what PostgreSQL tells about it; None if that is not known.
+    """The session of a node. The fields from ``program`` on are None if they are unknown.
 
-    ``neighbours``: other nodes of the session. ``transaction``: seconds that it has been open.
+    ``neighbours``: other nodes of the session. ``transaction_seconds``: age of its transaction.
     """
 
     id: int
@@ -158,24 +158,25 @@ class NodeConnection:
     program: str | None
     address: str | None
     state: str | None
-    transaction: float | None
+    transaction_seconds: float | None
 
     @property
     def transaction_text(self) -> str:
         """The age of the open transaction, as text."""
-        return "" if self.transaction is None else format_age(timedelta(seconds=self.transaction))
+        seconds = self.transaction_seconds
+        return "" if seconds is None else format_age(timedelta(seconds=seconds))
 
     @property
     def neighbour_links(self) -> list[tuple[str, str]]:
-        """The other nodes with their pages."""
+        """The names of the other nodes, with the URLs of their pages."""
         return _links("node", self.neighbours)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """All that is known of a node. ``connection`` is None if the node is not registered.
+    """Status of a node. ``connection`` is None if the node is not registered.
 
-    Topics and queues are pairs of a name and a URL. ``queues``: those that rules allow.
+    Topics and queues are pairs of a name and a URL. ``queues`` are those in the node's rules.
     """
 
     connection: NodeConnection | None
@@ -237,14 +238,14 @@ _RULE_NAMES: Final = ("id", "role", "ident", "type", "dest", "mode", "timeout")
 @require_safe
 @require_monitor_access
 def node(request: HttpRequest, name: str = "") -> HttpResponse:
-    """Show one node. It need not be connected."""
+    """Show one node, also if it is not connected."""
     check_parameters(request, ["name"])
     name = name or request.GET.get("name", "")
     if not is_name(name) or name.endswith("*"):
         raise Http404("This is not a valid node name.")
-    status = shared(("node", name), lambda: _read_node(name))
+    status = read_shared(("node", name), lambda: _read_node(name))
     if not (status.connection or status.rules or status.subscriptions or status.refused):
-        raise Http404("There is no node with this name, and no rule for it.")
+        raise Http404("This node is not registered, and has no rule, subscription or refused call.")
     context = {
         **common_context(request),
         "node": name,
@@ -263,26 +264,26 @@ def _read_node(name: str) -> NodeStatus:
     names = patterns(name)
     status = NodeStatus(
         connection,
-        queues=_links("queue", _first(fetch(_QUEUES_QUERY, [names]))),
+        queues=_links("queue", _first_column(fetch(_QUEUES_QUERY, [names]))),
         subscriptions=read_subscriptions(node=name)[0],
         rules=[dict(zip(_RULE_NAMES, row, strict=True)) for row in fetch(_RULES_QUERY, [names])],
-        refused=[_refused(name, row) for row in fetch(_REFUSED_QUERY, [name])],
+        refused=[_describe_refused(name, row) for row in fetch(_REFUSED_QUERY, [name])],
     )
     if connection is not None:
         for kind, links in (("notify", status.sends), ("listen", status.listens)):
-            topics = _first(fetch(_TOPICS_QUERY, [connection.id, kind]))
+            topics = _first_column(fetch(_TOPICS_QUERY, [connection.id, kind]))
             links.extend(_links("topic", topics))
-        status.observes.extend(_first(fetch(_PATTERNS_QUERY, [connection.id])))
+        status.observes.extend(_first_column(fetch(_PATTERNS_QUERY, [connection.id])))
     return status
 
 
-def _refused(name: str, row: tuple[Any, ...]) -> dict[str, Any]:
+def _describe_refused(name: str, row: tuple[Any, ...]) -> dict[str, Any]:
     values = dict(zip(_REFUSED_NAMES, row, strict=True))
     statement = rule_statement(name, values["type"], values["dest"], values["mode"])
     return {**values, "statement": statement}
 
 
-def _first(rows: list[tuple[Any, ...]]) -> list[str]:
+def _first_column(rows: list[tuple[Any, ...]]) -> list[str]:
     return [row[0] for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Now: the first page of the monitor. Reads the problems; /healthz and /metrics use them too."""
+"""First page of the monitor, with the current problems. /healthz and /metrics use them too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages.conf import get_settings
 from psqlmessages.health import broken_parts
-from psqlmessages.monitor.listing import check_parameters, render_page, shared
+from psqlmessages.monitor.listing import check_parameters, read_shared, render_page
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.problems import (
     CHECKS,
@@ -28,31 +28,31 @@ from psqlmessages.monitor.views import (
     require_monitor_access,
 )
 
-# For connecting and all queries; for one query.
+# Maximum time for connecting and all queries.
 _TIMEOUT_SECONDS: Final = 5.0
 _QUERY_TIMEOUT_SECONDS: Final = 2.0
 
 
 async def read_problems() -> list[Problem]:
-    """Run all checks, and return the problems, errors first."""
+    """Return the current problems, errors first; no check has a result if the database fails."""
     settings = get_settings()
     queries = [(check.query, check.values(settings)) for check in CHECKS]
     answers = await read_once(
         "problems", None, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS
     )
-    found = process_problems(broken_parts())
+    of_process = process_problems(broken_parts())
     if answers is None:
-        return [database_problem(), *found]
-    return [*found, *find_problems(answers, datetime.now(UTC), settings)]
+        return [database_problem(), *of_process]
+    return [*of_process, *find_problems(answers, datetime.now(UTC), settings)]
 
 
 def current_problems() -> list[Problem]:
-    """Return the problems of the last second, which all viewers of this process share."""
-    return shared("problems", async_to_sync(read_problems))
+    """Return the problems; all viewers of this process share a result for one second."""
+    return read_shared("problems", async_to_sync(read_problems))
 
 
 async def current_problems_async() -> list[Problem]:
-    """Do what current_problems does. A slow database does not delay the synchronous views."""
+    """Call current_problems in a thread pool: a slow database delays no synchronous view."""
     return await sync_to_async(current_problems, thread_sensitive=False)()
 
 
@@ -61,14 +61,14 @@ async def current_problems_async() -> list[Problem]:
 def now(request: HttpRequest) -> HttpResponse:
     """Show the problems."""
     check_parameters(request, [])
-    found = [(problem, problem_url(problem.link, request)) for problem in current_problems()]
-    context = {**common_context(request), "problems": found, "number_of_checks": len(CHECKS)}
+    problems = [(problem, problem_url(problem.link, request)) for problem in current_problems()]
+    context = {**common_context(request), "problems": problems, "number_of_checks": len(CHECKS)}
     fragments = {"problems": "psqlmessages/monitor/_problems.html"}
     return render_page(request, "psqlmessages/monitor/now.html", fragments, context)
 
 
-def describe(problem: Problem) -> dict[str, Any]:
-    """Describe a problem for JSON."""
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem as a JSON object."""
     return {
         "id": problem.id,
         "check": problem.check,
@@ -81,7 +81,7 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 
 def problem_url(link: Link | None, request: HttpRequest | None = None) -> str:
-    """Return the URL of the page that shows a problem; "" if there is none, or no permission."""
+    """Return the URL of a link; "" if there is no such page, or the user may not open it."""
     if link is None:
         return ""
     if link.page == "transactions":

@@ -34,8 +34,8 @@ _CHECK_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 1.0
 _HEALTH_SECONDS: Final = 2.0
 # Error numbers in answers of the hub.
-_UNREACHABLE: Final = "59"
-_MISSING_RULE: Final = ("2", "3", "5")
+_UNREACHABLE_ERROR: Final = "59"
+_MISSING_RULE_ERRORS: Final = ("2", "3", "5")
 
 logger = logging.getLogger("psqlmessages")
 
@@ -43,8 +43,8 @@ logger = logging.getLogger("psqlmessages")
 class Observer:
     """The monitor's receiver at the hub: records messages and events, and updates the viewers.
 
-    ``rules`` are the rules for the topics with an open page, ``pages`` the viewed pages of the list
-    of topics.
+    ``rules`` has the rules for each topic with an open page; ``pages`` has the viewed pages of the
+    topic list.
     """
 
     def __init__(self, find_hub: Callable[[], Hub], reader: MonitorReader) -> None:
@@ -63,11 +63,11 @@ class Observer:
         self._wakeup = asyncio.Event()
         self._has_no_viewers = asyncio.Event()
         self._has_viewers = asyncio.Event()
-        # Events since the last query of topics began; its result may be older than these events.
+        # Events since the last query of topics began. Its result may be older than these events.
         self._recent_events: deque[tuple[str, str, str]] = deque(maxlen=10_000)
-        # When PostgreSQL was started, and when the hub lost it.
-        self._started_at: float | None = None
-        self._lost_at = 0.0
+        # When PostgreSQL was started, and when the hub last lost the connection.
+        self._postgres_started_at: float | None = None
+        self._connection_lost_at = 0.0
         self._log = RateLimitedLogger(logger)
 
     # Viewers
@@ -113,19 +113,19 @@ class Observer:
         self._recent_events.append((event, ident, topic))
         if event == "connection_lost":
             self.status.on_connection_lost(at)
-            self._lost_at = at
+            self._connection_lost_at = at
         elif event == "reconnected":
             self.status.on_reconnected(at)
             self._wakeup.set()
         elif event in ("disconnect", "topic_unobserve") and ident == self.ident:
-            # Its rule was removed, or an administrator disconnected it.
+            # The node's rule was removed, or an administrator disconnected the node.
             self.status.on_not_observing(at)
             self._wakeup.set()
 
     # Background tasks
 
     async def _run(self) -> None:
-        """Observe until there was no viewer for ``IDLE_SECONDS``; restart after an error."""
+        """Observe until an error or ``IDLE_SECONDS`` without viewers; repeat for new viewers."""
         while True:
             try:
                 await self._run_tasks()
@@ -155,7 +155,7 @@ class Observer:
         await self._hub.leave(self)
         await self._reader.close()
         self.history, self.status = History(), MonitorStatus()
-        self.health, self.ident, self._started_at = None, "", None
+        self.health, self.ident, self._postgres_started_at = None, "", None
         self.rules.clear()
         self.pages.clear()
 
@@ -174,7 +174,7 @@ class Observer:
             self._broadcast.tick(time.time())
 
     async def _check(self) -> None:
-        """Every 3 s, register again if necessary and read topics and rules; 1 s after a failure."""
+        """Repeatedly register the node if necessary, and read topics and rules."""
         while True:
             self._wakeup.clear()
             new_viewers = {viewer for viewer in self.viewers if not viewer.has_snapshot}
@@ -194,8 +194,8 @@ class Observer:
                     await self._wakeup.wait()
 
     async def _observe(self) -> bool:
-        """Observe all topics with a new node, unless one does; return whether one does now."""
-        if self.status.is_observing:
+        """Register a new observing node if necessary; return whether a node observes now."""
+        if self.status.is_registered:
             if self.status.is_disconnected or await self._reader.is_observing(self.ident):
                 return not self.status.is_disconnected
             self.status.on_not_observing(time.time())
@@ -209,19 +209,19 @@ class Observer:
         is_observing = answer["Err"] == "0"
         if is_observing:
             self.status.on_observing(now)
-        elif answer["Err"] == _UNREACHABLE:
+        elif answer["Err"] == _UNREACHABLE_ERROR:
             self.status.on_connection_lost(now)
         else:
-            role = await self._reader.read_role() if answer["Err"] in _MISSING_RULE else None
+            role = await self._reader.read_role() if answer["Err"] in _MISSING_RULE_ERRORS else None
             self.status.on_not_observing(now, role, answer["Errstr"])
         return is_observing
 
     async def _read_topics(self) -> None:
         history = self.history
         started_at = await self._reader.read_start_time()
-        if self._started_at not in (None, started_at):
-            history.on_restart(self._lost_at)
-        self._started_at = started_at
+        if self._postgres_started_at not in (None, started_at):
+            history.on_restart(self._connection_lost_at)
+        self._postgres_started_at = started_at
         pages = {
             query: await self._reader.read_page(query, history.topics.values(), int(time.time()))
             for query in {each.query for each in self.viewers if each.topic is None}
@@ -229,7 +229,7 @@ class Observer:
         viewed = {each.topic for each in self.viewers if each.topic}
         history.viewed = viewed.union(*(page.names for page in pages.values()))
         self._recent_events.clear()
-        number_at_query = history.number
+        number_at_query = history.last_number
         active = {t.name for t in history.topics.values() if t.last_at}
         rows = await self._reader.read_topics(active | history.viewed)
         history.apply_rows(rows, number_at_query)
@@ -268,6 +268,6 @@ def get_observer() -> Observer:
 
 
 def running_observer() -> Observer | None:
-    """Return the observer of this event loop; None if it is not observing."""
+    """Return the observer of this event loop; None if its node is not registered."""
     observer = _observers.get(asyncio.get_running_loop())
-    return observer if observer is not None and observer.status.is_observing else None
+    return observer if observer is not None and observer.status.is_registered else None

@@ -1,4 +1,4 @@
-"""Problems: everything that an operator must act on now, as values from rows of queries. No I/O."""
+"""Problems that an operator must act on now, found in rows of queries. No I/O."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ Rows = Sequence[Sequence[Any]]
 
 _DOCTOR: Final = "psqlmessages doctor"
 
-# A check lists this number of problems, the oldest or largest first.
+# A check lists at most this number of problems.
 MAX_PER_CHECK: Final = 20
 # Elements and messages are counted up to this number.
 MAX_COUNTED: Final = 10_000
 
 
 class Severity(StrEnum):
-    """How urgent a problem is. ERROR: messages are blocked or lost. WARNING: look soon."""
+    """How urgent a problem is. ERROR: messages are blocked or lost. WARNING: act soon."""
 
     ERROR = "error"
     WARNING = "warning"
 
 
 class Link(NamedTuple):
-    """The page that shows a problem: the name of its URL after ``monitor_``, and an object."""
+    """The page that shows a problem: a list, or with a ``name`` the page of one object."""
 
     page: str
     name: str = ""
@@ -55,7 +55,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong now, its page and its cure. ``since``: None if it is unknown."""
+    """Something that is wrong now. ``since`` is None if the time is unknown."""
 
     check: str
     name: str
@@ -67,7 +67,7 @@ class Problem:
 
     @property
     def id(self) -> str:
-        """Return an id that stays the same as long as the problem exists."""
+        """An id that stays the same as long as the problem exists."""
         return f"{self.check}:{self.name}" if self.name else self.check
 
 
@@ -88,14 +88,14 @@ class ProblemCheck:
 def find_problems(
     answers: Iterable[Rows | None], now: datetime, settings: Settings
 ) -> list[Problem]:
-    """Describe the answers to the queries of CHECKS, errors first; None: the query failed."""
+    """Return the problems, errors first. ``answers``: rows of each check, or None if it failed."""
     problems: list[Problem] = []
     for check, rows in zip(CHECKS, answers, strict=True):
         if rows is None:
             problems.append(_unchecked(check))
         else:
             problems += check.describe(rows, now, settings)
-    # Names may contain control characters, also those that change the direction of text.
+    # Names may contain control characters, also characters that change the direction of text.
     shown = [
         replace(
             each,
@@ -105,7 +105,7 @@ def find_problems(
         )
         for each in problems
     ]
-    # In the order of the alphabet, error comes first.
+    # Alphabetical order puts "error" before "warning".
     return sorted(shown, key=lambda problem: problem.severity)
 
 
@@ -130,7 +130,7 @@ def process_problems(parts: Iterable[str]) -> list[Problem]:
             Severity.ERROR,
             gettext("The part “{part}” of this server process does not work.").format(part=part),
             None,
-            gettext("Look into the log of the process, and restart it if this stays."),
+            gettext("Read the log of the process. If the problem stays, restart the process."),
         )
         for part in parts
     ]
@@ -142,7 +142,8 @@ def _unchecked(check: ProblemCheck) -> Problem:
         check.name,
         Severity.WARNING,
         gettext(
-            "The check “{check}” could not run: its query took too long or is not allowed."
+            "The check “{check}” could not run: its query took too long, is not allowed,"
+            " or lacks a table or function."
         ).format(check=check.name),
         None,
         gettext("Run: {command}").format(command=_DOCTOR),
@@ -168,30 +169,30 @@ def _format_count(number: int) -> str:
 
 # Queues
 
-_COUNT: Final = f"""(
+_AVAILABLE_COUNT: Final = f"""(
     SELECT count(*) FROM (
         SELECT FROM psqlmessages_element AS e
         WHERE e.queue_id = q.id AND e.available_at <= statement_timestamp()
         LIMIT {MAX_COUNTED + 1}
     ) AS available
 )"""  # noqa: S608 - built from constants
-_OLDEST: Final = """
+_OLDEST_AVAILABLE: Final = """
     CROSS JOIN LATERAL (
         SELECT e.available_at FROM psqlmessages_element AS e
         WHERE e.queue_id = q.id AND e.available_at <= statement_timestamp()
         ORDER BY e.available_at LIMIT 1
     ) AS oldest (at)
 """
-UNROUTED: Final = ("__no_route__", "__too_many_hops__")
-_IS_DEAD: Final = """(
+_UNROUTED_QUEUES: Final = ("__no_route__", "__too_many_hops__")
+_IS_DEAD_LETTER_QUEUE: Final = """(
     q.name IN ('__no_route__', '__too_many_hops__')
     OR q.name IN (SELECT d.dead_letter_queue FROM psqlmessages_queue AS d)
 )"""
 
 _DEAD_LETTERS_QUERY: Final = f"""
     SELECT found.name, found.number, found.at FROM (
-        SELECT q.name, {_COUNT} AS number, oldest.at
-        FROM psqlmessages_queue AS q {_OLDEST} WHERE {_IS_DEAD}
+        SELECT q.name, {_AVAILABLE_COUNT} AS number, oldest.at
+        FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE} WHERE {_IS_DEAD_LETTER_QUEUE}
     ) AS found
     WHERE found.number >= %s ORDER BY found.number DESC, found.name LIMIT {MAX_PER_CHECK}
 """  # noqa: S608
@@ -206,7 +207,7 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
                 "{number} elements found no route: see “{queue}”.",
                 number,
             )
-        elif queue in UNROUTED:
+        elif queue in _UNROUTED_QUEUES:
             text = ngettext(
                 "{number} element passed too many exchanges: see “{queue}”.",
                 "{number} elements passed too many exchanges: see “{queue}”.",
@@ -222,15 +223,15 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
         yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
 
 
-# A consumer that waits for elements renews awaited_until; one that works on them holds leases.
+# A consumer that waits for elements renews awaited_until. A consumer at work has leases.
 _WAITING_QUERY: Final = f"""
     SELECT q.name, oldest.at, q.awaited_until > statement_timestamp() OR EXISTS (
         SELECT FROM psqlmessages_element AS e
         WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at > statement_timestamp()
     )
-    FROM psqlmessages_queue AS q {_OLDEST}
+    FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
     WHERE NOT q.is_paused AND oldest.at < statement_timestamp() - make_interval(secs => %s)
-        AND NOT {_IS_DEAD}
+        AND NOT {_IS_DEAD_LETTER_QUEUE}
     ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
 """  # noqa: S608
 
@@ -240,15 +241,17 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
         if has_consumer:
             severity = Severity.WARNING
             text = gettext(
-                "The oldest element of “{queue}” has waited for {age}: its consumers are too slow."
+                "The oldest element of “{queue}” has waited for {age}: the consumers are too slow."
             )
-            cure = gettext("Start more consumers; see whether the same elements fail repeatedly.")
+            cure = gettext(
+                "Start more consumers, or check whether the same elements fail repeatedly."
+            )
         else:
             severity = Severity.ERROR
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
             )
-            cure = gettext("Start its worker: {command}").format(
+            cure = gettext("Start a worker of the queue: {command}").format(
                 command="python manage.py psqlmessages run NODE"
             )
         sentence = text.format(queue=isolate(queue), age=format_age(now - since))
@@ -256,8 +259,8 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
 
 
 _PAUSED_QUERY: Final = f"""
-    SELECT q.name, {_COUNT}, oldest.at
-    FROM psqlmessages_queue AS q {_OLDEST}
+    SELECT q.name, {_AVAILABLE_COUNT}, oldest.at
+    FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
     WHERE q.is_paused ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
 """  # noqa: S608
 
@@ -276,7 +279,7 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
 
 # Exchanges and jobs
 
-# The heartbeats of an exchange's workers: their rows of the outcome ok.
+# The heartbeat of a worker is its row with the outcome 'ok'.
 _EXCHANGES_QUERY: Final = f"""
     SELECT x.name, x.is_running, x.source_queue, beats.live, beats.last, beats.missing,
         waiting.since
@@ -291,7 +294,7 @@ _EXCHANGES_QUERY: Final = f"""
         ) AS beat
     ) AS beats
     LEFT JOIN LATERAL (
-        SELECT oldest.at AS since FROM psqlmessages_queue AS q {_OLDEST}
+        SELECT oldest.at AS since FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
         WHERE q.name = x.source_queue AND x.source_namespace = %s
     ) AS waiting ON NOT x.is_running
     WHERE x.is_running AND (beats.live = 0 OR beats.missing <> '')
@@ -306,7 +309,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
             severity, since = Severity.WARNING, waiting_since
             sentence = gettext("The exchange “{name}” is stopped, and elements wait in “{queue}”.")
             command = f"python manage.py psqlmessages exchange start {quote(name)}"
-            cure = gettext("Start it: {command}").format(command=command)
+            cure = gettext("Start the exchange: {command}").format(command=command)
         elif not workers:
             severity, since = Severity.ERROR, last_beat
             if since is None:
@@ -314,7 +317,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
             else:
                 sentence = gettext("No worker has run the exchange “{name}” for {age}.")
             command = f"python manage.py psqlmessages exchange run {quote(name)}"
-            cure = gettext("Start one: {command}").format(command=command)
+            cure = gettext("Start a worker: {command}").format(command=command)
         else:
             severity, since = Severity.ERROR, None
             sentence = gettext("The exchange “{name}” is blocked: it lacks a rule.")
@@ -341,7 +344,7 @@ def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
             text = gettext("The job “{job}” has failed: {error}")
         else:
             text = gettext("The job “{job}” has sent no heartbeat for {age}.")
-        reason = error or gettext("it left no error")
+        reason = error or gettext("no error was recorded")
         sentence = text.format(
             job=isolate(job), error=isolate(reason), age=format_age(now - since)
         )[:300]
@@ -389,7 +392,7 @@ def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[P
                 "“{node}” reads the stream “{topic}” too slowly: {number} messages, {age} behind.",
                 number,
             )
-            cure = gettext("See what keeps the node “{node}” busy, and read larger batches.")
+            cure = gettext("Check what keeps the node “{node}” busy, and read larger batches.")
         cure = cure.format(node=isolate(ident))
         sentence = text.format(
             node=isolate(ident),
@@ -418,8 +421,8 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
         if not ident:
             link = Link("nodes")
             text = ngettext(
-                "{number} call of other nodes was refused.",
-                "{number} calls of other nodes were refused.",
+                "{number} call was refused. The missing rule was not recorded.",
+                "{number} calls were refused. The missing rules were not recorded.",
                 number,
             )
         elif not dest:
@@ -437,7 +440,7 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
                 number,
             )
         sentence = text.format(number=f"{number:,}", node=isolate(ident), dest=isolate(dest))
-        cure = gettext("Read the log of the programs for the errors.")
+        cure = gettext("Read the errors in the logs of the programs.")
         if ident:
             cure = gettext("Stop the calls, or allow them: {statement}").format(
                 statement=rule_statement(ident, type_, dest, mode)
@@ -447,7 +450,7 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
 
 
 def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
-    """Return the statement that adds a missing rule; words in capitals are to be replaced."""
+    """Return the statement that adds a rule. ROLE, and TOPIC without ``dest``, are placeholders."""
     return insert_rules(("ROLE", ident, type_ or "Topic", dest or "TOPIC", mode or "W"))
 
 
@@ -502,7 +505,7 @@ def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Pro
         if waiting and seconds >= MIN_LOCK_SECONDS:
             since = now - timedelta(seconds=seconds)
             sentence = ngettext(
-                "NOTIFY lock: {number} commit waits, for {age}, for pid {pid}.",
+                "NOTIFY lock: {number} commit has waited {age} for pid {pid}.",
                 "NOTIFY lock: {number} commits wait, the longest for {age}, for pid {pid}.",
                 waiting,
             ).format(number=waiting, age=format_age(timedelta(seconds=seconds)), pid=holder)
@@ -630,7 +633,7 @@ CHECKS: Final[tuple[ProblemCheck, ...]] = (
     ),
 )
 
-# By check: the summary of its alert.
+# The summary of each check's alert.
 ALERTS: Final = {
     "database": "PostgreSQL cannot be reached",
     "process": "A part of a server process does not work",

@@ -42,7 +42,7 @@ _RULES_QUERY: Final = """
     ORDER BY a.ident, a.role, a.dest
     LIMIT %s
 """
-_OBSERVING_QUERY: Final = """
+OBSERVING_QUERY: Final = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_observation AS o
         JOIN psqlmessages_client AS c ON c.id = o.client_id
@@ -73,7 +73,7 @@ class MonitorReader:
         self._lock = asyncio.Lock()
 
     async def fetch(self, query: str, values: Any = None) -> Rows:
-        """Connect if necessary and run a query; raise psycopg's errors (limit: two seconds)."""
+        """Connect if necessary, and run a query for at most two seconds; raise psycopg's errors."""
         async with self._lock:
             connection = self._connection or await self._connect()
             try:
@@ -89,12 +89,12 @@ class MonitorReader:
         return await self.fetch(_TOPICS_QUERY, [list(names)])
 
     async def read_page(
-        self, query: TopicQuery, topics: Iterable[TopicHistory], second: int
+        self, query: TopicQuery, topics: Iterable[TopicHistory], now: int
     ) -> TopicPage:
-        """Read a page of the list of topics; ``topics`` are those with messages."""
-        rows = await self.fetch(query.sql, query.parameters(topics, second))
+        """Read a page of the topic list, sorted by the counts of ``topics`` at this Unix time."""
+        rows = await self.fetch(query.sql, query.parameters(topics, now))
         if not rows and query.page > 1:
-            first = await self.read_page(query._replace(page=1), (), second)
+            first = await self.read_page(query._replace(page=1), (), now)
             return TopicPage((), first.total)
         return TopicPage(tuple(name for name, _ in rows), rows[0][1] if rows else 0)
 
@@ -109,7 +109,7 @@ class MonitorReader:
 
     async def is_observing(self, ident: str) -> bool:
         """Return whether a node is registered and observes all topics."""
-        return (await self.fetch(_OBSERVING_QUERY, (ident,)))[0][0]
+        return (await self.fetch(OBSERVING_QUERY, (ident,)))[0][0]
 
     async def read_start_time(self) -> float:
         """Return when PostgreSQL was started, as Unix time."""
@@ -138,7 +138,7 @@ class MonitorReader:
 async def read_once(
     name: str, alias: str | None, queries: Sequence[Query], seconds: float, *, query_seconds: float
 ) -> list[Rows | None] | None:
-    """Call :func:`run_queries`; return None if it has not finished after ``seconds``."""
+    """Return the result of :func:`run_queries`; None also if it takes more than ``seconds``."""
     task = asyncio.create_task(run_queries(name, alias, queries, query_seconds))
     # Not `await task`: if the connection hangs, closing it may hang too.
     done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -149,7 +149,7 @@ async def read_once(
 
 
 async def fetch_rows(alias: str, query: Query, seconds: float) -> Rows | None:
-    """Connect and run a query; None if it fails, or is not finished after ``seconds``."""
+    """Run a query on a new connection; return None if it fails or takes more than ``seconds``."""
     results = await read_once("monitor", alias, [query], seconds, query_seconds=seconds)
     return results[0] if results else None
 
@@ -157,10 +157,10 @@ async def fetch_rows(alias: str, query: Query, seconds: float) -> Rows | None:
 async def run_queries(
     name: str, alias: str | None, queries: Sequence[Query], query_seconds: float
 ) -> list[Rows | None] | None:
-    """Run queries on a new connection; return None if the database fails.
+    """Run queries on a new connection; return None if the database fails or is not configured.
 
-    The result of a query is None if it takes longer than ``query_seconds``, or if this role or this
-    database lacks what it reads.
+    The result of a query is None if it takes more than ``query_seconds``, if it is not allowed, or
+    if a schema, table or function is missing.
     """
     try:
         address = complete_conninfo(database_dsn(alias), name)
@@ -191,7 +191,7 @@ async def _fetch_or_none(
 _COUNTS_QUERY: Final = """
     SELECT (SELECT count(*) FROM psqlmessages_session), (SELECT count(*) FROM psqlmessages_client)
 """
-# Reads no tables: estimates the number of rows from statistics, and the size from files.
+# This query reads no tables: it estimates rows from statistics, and adds up sizes of files.
 _BODIES_QUERY: Final = """
     SELECT coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint,
         coalesce(sum(
@@ -205,12 +205,12 @@ _BODIES_QUERY: Final = """
 
 @dataclass(slots=True)
 class Health:
-    """Health at one time. Durations are in seconds, sizes in bytes.
+    """Health at a time. Durations are in seconds, sizes in bytes.
 
-    ``usage``: of the notification queue, 0 to 1; ``holders``: the sessions that prevent its
-    clean-up. ``waiting``: transactions that wait for the lock of commits with notifications, the
-    longest one for ``waiting_seconds``; ``waiting_for``: pid of the lock's owner. ``bodies``: large
-    bodies that are stored. ``echo``: round trip of the hub's last probe.
+    ``usage`` of the notification queue is 0 to 1; ``holders`` are sessions that prevent its
+    clean-up. ``waiting`` transactions wait for the lock of commits with notifications, the
+    longest for ``waiting_seconds``; the process ``waiting_for`` has this lock. ``bodies`` estimates
+    the number of large bodies. ``round_trip`` is that of a query, ``echo`` of the hub's last probe.
     """
 
     at: float
@@ -228,21 +228,21 @@ class Health:
 
 
 async def read_health(reader: MonitorReader, at: float) -> Health:
-    """Read all values; raise psycopg's errors if the database cannot be reached."""
+    """Read all values but ``echo``; raise psycopg's errors if the database fails."""
     health = Health(at)
     began = perf_counter()
     health.usage = float((await reader.fetch(QUEUE_USAGE_QUERY))[0][0])
     health.round_trip = perf_counter() - began
-    # After these errors, a value stays None.
-    unreadable = (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled)
-    with suppress(*unreadable):
+    # If reading a value raises one of these errors, the value stays None.
+    ignored_errors = (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled)
+    with suppress(*ignored_errors):
         health.holders = await _read_holders(reader, is_full=health.usage >= MAX_QUEUE_USAGE)
-    with suppress(*unreadable):
+    with suppress(*ignored_errors):
         health.sessions, health.nodes = (await reader.fetch(_COUNTS_QUERY))[0]
-    with suppress(*unreadable):
+    with suppress(*ignored_errors):
         row = (await reader.fetch(COMMIT_LOCK_QUERY))[0]
         health.waiting, health.waiting_seconds, health.waiting_for = row
-    with suppress(*unreadable):
+    with suppress(*ignored_errors):
         health.bodies, health.bodies_size = (await reader.fetch(_BODIES_QUERY))[0]
     return health
 
@@ -251,7 +251,7 @@ async def _read_holders(reader: MonitorReader, *, is_full: bool) -> list[dict[st
     rows = await reader.fetch(HOLDERS_QUERY, (MIN_OPEN_SECONDS, MAX_QUEUE_USAGE, MAX_HOLDERS))
     holders = [holder for _, *holder in rows if holder[0] is not None]
     if is_full and not holders:
-        # This role has no permission to see the session that prevents the clean-up.
+        # A session prevents the clean-up, but this role may not see the session.
         return None
     names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
     return [dict(zip(names, holder, strict=True)) for holder in holders]

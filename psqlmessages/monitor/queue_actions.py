@@ -18,9 +18,9 @@ from psqlmessages.monitor.actions import (
     OPERATE_QUEUES,
     Action,
     Fields,
+    field_value,
     parse_json,
     read_body,
-    single,
 )
 from psqlmessages.monitor.listing import database, limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, MonitoredQueue, add_sizes, read_queues
@@ -31,7 +31,7 @@ from psqlmessages.wire import EncodedBody
 MAX_SEARCHED: Final = 10_000
 _MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
-# The field that the view sets to "yes" if the user may see bodies, and so may choose by them.
+# The view sets this field to "yes" if the user may see bodies: only then bodies are searched.
 MAY_SEE_BODIES: Final = "may_see_bodies"
 
 _PEEK: Final = """
@@ -47,7 +47,7 @@ _PEEK: Final = """
 
 
 class QueuedElement(NamedTuple):
-    """An element as the page shows it: the beginning of its headers and its body."""
+    """An element with the beginning of its headers and of its body, or None if it is not read."""
 
     id: int
     state: str
@@ -67,14 +67,13 @@ def peek(
 ) -> list[QueuedElement]:
     """Read elements of a queue as the node of this project, without taking them.
 
-    ``search``: an id, or text in headers and bodies; bodies are only searched ``with_bodies``.
+    ``search``: an id, or text in headers and bodies. ``with_bodies``: read and search bodies.
     """
     limit_query_time()
     parameters = {
         "ident": own_ident(),
         "queue": queue,
         "first": MAX_SEARCHED if search else min(MAX_SEARCHED, offset + limit),
-        # Bodies are not read if nobody searches or sees them.
         "with_bodies": with_bodies,
         "search": search,
         "shown": _SHOWN_CHARACTERS,
@@ -84,36 +83,36 @@ def peek(
     return [QueuedElement(*row) for row in fetch(_PEEK, parameters, database())]
 
 
-def status_of(queue: Queue, limit: int = MAX_ON_PAGE) -> MonitoredQueue | None:
-    """Read the status of one queue; None if it does not exist any more."""
-    found = [each for each in read_queues() if each.id == queue.pk]
-    add_sizes(found, limit)
-    return found[0] if found else None
+def _read_status(queue: Queue) -> MonitoredQueue | None:
+    """Read the status of one queue; None if it no longer exists."""
+    queues = [each for each in read_queues() if each.id == queue.pk]
+    add_sizes(queues, MAX_ON_PAGE)
+    return queues[0] if queues else None
 
 
 def list_nodes(queue: str, *modes: str) -> str:
-    """List the nodes that rules let use a queue in one of these modes, for a sentence."""
+    """Return the idents in the rules of a queue with one of these modes, for a sentence."""
     rules = Auth.objects.filter(type="Queue", dest__in=patterns(queue), mode__in=modes)
     names = rules.order_by("ident").values_list("ident", flat=True).distinct()
-    found = list(names[: _MAX_LISTED_NODES + 1])
-    more = ", …" if len(found) > _MAX_LISTED_NODES else ""
-    return ", ".join(found[:_MAX_LISTED_NODES]) + more or _("none")
+    shown = list(names[: _MAX_LISTED_NODES + 1])
+    more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
+    return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
 
 
-def _readers(queue: str) -> str:
+def _readers_text(queue: str) -> str:
     return _("Nodes that may take from {queue}: {nodes}.").format(
         queue=isolate(queue), nodes=isolate(list_nodes(queue, "R", "RW", "A"))
     )
 
 
-def _elements(number: int) -> str:
+def _elements_text(number: int) -> str:
     return ngettext("{number:,} element", "{number:,} elements", number).format(number=number)
 
 
 def _sizes_text(queue: Queue) -> str:
-    status = status_of(queue)
+    status = _read_status(queue)
     if status is None:
-        return _("The queue does not exist any more.")
+        return _("The queue no longer exists.")
     over = _("over ") if status.is_estimate else ""
     return _(
         "It has {over}{available:,} available, {scheduled:,} delayed and {reserved:,} reserved"
@@ -134,28 +133,28 @@ def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
         _("Consumers get no more elements of {queue} until you resume it.").format(
             queue=isolate(queue)
         ),
-        _("Pushes continue, and elements that are reserved can still be acknowledged."),
+        _("Pushes continue, and reserved elements can still be acknowledged."),
         _sizes_text(queue),
-        _readers(queue.name),
+        _readers_text(queue.name),
     )
 
 
 def _pause(queue: Queue, _fields: Fields) -> str:
     is_changed = run(queue_calls.pause(own_ident(), queue.name), database())
-    return _("Paused.") if is_changed else _("It was paused already.")
+    return _("Paused.") if is_changed else _("The queue was already paused.")
 
 
 def _describe_resume(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
         _("Consumers get elements of {queue} again.").format(queue=isolate(queue)),
         _sizes_text(queue),
-        _readers(queue.name),
+        _readers_text(queue.name),
     )
 
 
 def _resume(queue: Queue, _fields: Fields) -> str:
     is_changed = run(queue_calls.resume(own_ident(), queue.name), database())
-    return _("Resumed.") if is_changed else _("It was not paused.")
+    return _("Resumed.") if is_changed else _("The queue was not paused.")
 
 
 def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
@@ -170,7 +169,7 @@ def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
 
 def _purge(queue: Queue, _fields: Fields) -> str:
     removed = run(queue_calls.drain(own_ident(), queue.name), database())
-    return _("Purged: {elements} deleted.").format(elements=_elements(removed))
+    return _("Purged: {elements} deleted.").format(elements=_elements_text(removed))
 
 
 # Test messages
@@ -179,11 +178,11 @@ def _purge(queue: Queue, _fields: Fields) -> str:
 def _test_message(fields: Fields) -> dict[str, Any]:
     """Read the posted test message: its body, headers and delay."""
     body = read_body(fields)
-    text = single(fields, "headers").strip()
+    text = field_value(fields, "headers").strip()
     headers = parse_json(text, _("The header text")) if text else None
     if not isinstance(headers, dict | None):
         raise ValidationError(_("The headers are not a JSON object."))
-    delay = single(fields, "delay").strip() or "0"
+    delay = field_value(fields, "delay").strip() or "0"
     if not (delay.isascii() and delay.isdecimal() and len(delay) <= 9):
         raise ValidationError(
             _("The delay is not a number of seconds: {delay}").format(delay=delay)
@@ -203,27 +202,27 @@ def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
             if message["delay"]
             else []
         ),
-        _("A consumer will process it as any other message."),
-        _readers(queue.name),
+        _("A consumer will process it like any other message."),
+        _readers_text(queue.name),
     )
 
 
 def _push(queue: Queue, fields: Fields) -> str:
     message = _test_message(fields)
-    key = run(queue_calls.push(own_ident(), queue.name, **message), database())
-    return _("Pushed a test message: element {id}.").format(id=key)
+    element = run(queue_calls.push(own_ident(), queue.name, **message), database())
+    return _("Pushed a test message: element {id}.").format(id=element)
 
 
 # Chosen elements
 
 
 def _choose(queue: Queue, fields: dict[str, list[str]]) -> list[int]:
-    """Return the ids of the chosen elements, and keep them in the fields for the confirmation."""
+    """Return the ids of the chosen elements; also store them in ``fields`` for the confirmation."""
     if "ids" in fields:
-        texts = single(fields, "ids").split(",")
+        texts = field_value(fields, "ids").split(",")
     elif "all" in fields:
-        search = single(fields, "search").strip()
-        with_bodies = bool(search) and single(fields, MAY_SEE_BODIES) == "yes"
+        search = field_value(fields, "search").strip()
+        with_bodies = bool(search) and field_value(fields, MAY_SEE_BODIES) == "yes"
         found = peek(queue.name, search, limit=MAX_SEARCHED, with_bodies=with_bodies)
         texts = [str(element.id) for element in found]
     else:
@@ -239,7 +238,7 @@ def _choose(queue: Queue, fields: dict[str, list[str]]) -> list[int]:
 
 
 def _destination(queue: Queue, fields: Fields) -> str:
-    name = single(fields, "to_queue").strip()
+    name = field_value(fields, "to_queue").strip()
     if not is_name(name) or name.endswith("*"):
         raise ValidationError(_("Name the queue to which the elements move."))
     if name == queue.name:
@@ -253,7 +252,7 @@ def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
     number = len(_choose(queue, fields))
     return (
         _("{elements} of {queue} will be permanently deleted.").format(
-            elements=_elements(number), queue=isolate(queue)
+            elements=_elements_text(number), queue=isolate(queue)
         ),
         _("Reserved elements stay."),
     )
@@ -276,25 +275,25 @@ def _move(queue: Queue, fields: Fields) -> str:
 
 
 def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
-    return _describe_destinations(queue, _origins(queue, fields))
+    return _describe_destinations(queue, _redrive_destinations(queue, fields))
 
 
 def _redrive(queue: Queue, fields: Fields) -> str:
     texts = []
-    for name, ids in _origins(queue, fields).items():
+    for name, ids in _redrive_destinations(queue, fields).items():
         moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
         texts.append(_summary(_("Redriven to {queue}").format(queue=name), moved, ids))
     return " ".join(texts)
 
 
-def _origins(queue: Queue, fields: Fields) -> dict[str, list[int]]:
-    """Return the chosen dead letters by the queue to which they move.
+def _redrive_destinations(queue: Queue, fields: Fields) -> dict[str, list[int]]:
+    """Return the ids of the chosen dead letters by the queue to which they move.
 
-    That is the posted queue, or the one that each of them came from. Any sender can write that
-    header, so it counts only if this is the dead-letter queue of the queue that it names.
+    This is the posted queue, or else the queue in the header ``x-dl-from-queue``. Any sender can
+    write this header, so it counts only if ``queue`` is the dead-letter queue of the queue in it.
     """
     ids = _choose(queue, fields)
-    if single(fields, "to_queue").strip():
+    if field_value(fields, "to_queue").strip():
         return {_destination(queue, fields): ids}
     query = """
         SELECT f.name::text, e.id FROM psqlmessages_element AS e
@@ -302,14 +301,14 @@ def _origins(queue: Queue, fields: Fields) -> dict[str, list[int]]:
         WHERE e.id = ANY (%s) AND e.queue_id = %s AND f.dead_letter_queue = %s AND f.name <> %s
         ORDER BY f.name, e.id
     """
-    found: dict[str, list[int]] = defaultdict(list)
-    for name, key in fetch(query, [ids, queue.pk, queue.name, queue.name], database()):
-        found[name].append(key)
-    if not found:
+    ids_by_queue: dict[str, list[int]] = defaultdict(list)
+    for name, element in fetch(query, [ids, queue.pk, queue.name, queue.name], database()):
+        ids_by_queue[name].append(element)
+    if not ids_by_queue:
         raise ValidationError(
-            _("None of the chosen elements is a dead letter of a known queue: name a queue.")
+            _("None of the chosen elements is a dead letter of a known queue. Name a queue.")
         )
-    return dict(found)
+    return dict(ids_by_queue)
 
 
 def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) -> list[str]:
@@ -317,14 +316,16 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
     for name, ids in ids_by_queue.items():
         sentences.append(
             _("{elements} of {queue} will move to {destination}.").format(
-                elements=_elements(len(ids)), queue=isolate(queue), destination=isolate(name)
+                elements=_elements_text(len(ids)), queue=isolate(queue), destination=isolate(name)
             )
         )
         if not Queue.objects.filter(name=name).exists():
             sentences.append(
-                _("The queue {queue} does not exist: it will be made.").format(queue=isolate(name))
+                _("The queue {queue} does not exist. It will be created.").format(
+                    queue=isolate(name)
+                )
             )
-        sentences.append(_readers(name))
+        sentences.append(_readers_text(name))
     return [
         *sentences,
         _("They are delivered as new elements, with no failed attempts. Reserved elements stay."),
@@ -332,10 +333,10 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
 
 
 def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
-    text = f"{verb}: {_elements(number)}."
+    text = f"{verb}: {_elements_text(number)}."
     if number < len(ids):
-        rest = _elements(len(ids) - number)
-        text += " " + _("{rest} stayed: reserved, or taken in the meantime.").format(rest=rest)
+        rest = _elements_text(len(ids) - number)
+        text += " " + _("Not changed: {rest}, reserved or taken in the meantime.").format(rest=rest)
     return text
 
 

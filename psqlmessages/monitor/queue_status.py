@@ -11,9 +11,9 @@ from time import monotonic, time
 from typing import Any, Final
 
 from psqlmessages.exchanges.store.stats import EXISTS, SIZES, WORKER_TIMEOUT_SECONDS, size_limits
-from psqlmessages.monitor.listing import fetch, shared
+from psqlmessages.monitor.listing import fetch, read_shared
 
-# Count at most this many elements of each state: a list has 100 queues, a page only one.
+# Count at most this number of elements of each state: in the list, and on the page of one queue.
 MAX_IN_LIST: Final = 1000
 MAX_ON_PAGE: Final = 100_000
 
@@ -52,7 +52,7 @@ _SIZES_QUERY: Final = f"""
     FROM psqlmessages_queue WHERE psqlmessages_queue.id = ANY (%s)
 """  # noqa: S608 - built from constants
 
-# Rates are means of this time.
+# A rate is the mean of about this time.
 _WINDOW_SECONDS: Final = 10.0
 # Graphs have a value for each of the last 60 buckets of ten seconds.
 BUCKET_SECONDS: Final = 10
@@ -63,10 +63,9 @@ BUCKETS: Final = 60
 class MonitoredQueue:
     """One queue. Rates are per second, and None until there are two samples.
 
-    ``backlog``: elements of any state, from the counters. ``available``, ``scheduled``,
-    ``reserved``, ``oldest`` (seconds that the first available element has waited) and ``exchanges``
-    (those that take from it) are only known after :func:`add_sizes`. A number over ``limit`` means
-    more than ``limit``.
+    :func:`add_sizes` sets the fields from ``available`` on. Numbers over ``limit`` mean more than
+    ``limit``. ``oldest``: seconds that the first available element has waited. ``exchanges``: those
+    that take from this queue.
     """
 
     id: int
@@ -92,33 +91,30 @@ class MonitoredQueue:
 
     @property
     def backlog(self) -> int:
-        """The number of elements, as counted by the operations."""
+        """The number of elements of any state, from the counters."""
         return max(0, self.puts - self.taken)
 
     @property
     def elements(self) -> int:
-        """The number of elements: exact if no state has more than ``limit``."""
+        """The number of elements; an estimate if ``is_estimate``."""
         listed = self.available + self.scheduled + self.reserved
         return max(listed, self.backlog) if self.is_estimate else listed
 
     @property
     def is_estimate(self) -> bool:
-        """Whether there are more elements than were counted one by one."""
+        """Whether a state has more than ``limit`` elements."""
         return max(self.available, self.scheduled, self.reserved) > self.limit
 
     @property
     def is_unread(self) -> bool:
-        """Whether it has elements, but no consumer that takes them or waits for some.
-
-        A dead-letter queue needs none.
-        """
+        """Whether the queue has elements but no known consumer; false for dead-letter queues."""
         has_consumer = self.is_taking or self.is_awaited or bool(self.exchanges)
         return self.backlog > 0 and not has_consumer and not self.is_dead_letter_queue
 
 
 def read_queues() -> list[MonitoredQueue]:
-    """Read all queues with their counters and rates; results of the last second are shared."""
-    return shared("queues", _read_queues)
+    """Read all queues with their counters and rates; a result is shared for one second."""
+    return read_shared("queues", _read_queues)
 
 
 def _read_queues() -> list[MonitoredQueue]:
@@ -138,7 +134,7 @@ def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
         sizes, queue.oldest, exchanges = rows.get(queue.id, ((0, 0, 0), None, ()))
         queue.available, queue.scheduled, queue.reserved = sizes
         queue.limit, queue.exchanges = limit, exchanges
-        # The counters may differ if counts were lost; the graph ends at what was counted now.
+        # The counters may have lost counts: shift the graph, so that it ends at the present number.
         correction = 0 if queue.is_estimate else queue.elements - (queue.puts - queue.taken)
         queue.graph = [
             None if value is None else max(0, value[0] - value[1] + correction)
@@ -147,7 +143,7 @@ def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
 
 
 def read_rates(queue: int) -> tuple[list[float | None], list[float | None]]:
-    """Return the rates in and out of a queue in each bucket."""
+    """Return the rates in and out of a queue by bucket; None if a rate is unknown."""
     values = list(_samples.history(queue))
     pairs = list(pairwise(values))
     return _growth(pairs, 0), _growth(pairs, 1)
@@ -162,8 +158,8 @@ def _growth(pairs: Iterable[tuple[Any, Any]], position: int) -> list[float | Non
     ]
 
 
-class Samples:
-    """Counters of the last seconds, and of the last ten minutes, as read while pages are open.
+class CounterSamples:
+    """Counters of queues in the last 10 s and the last ten minutes, read while pages are open.
 
     The history of a queue has an entry only for each bucket in which its counters changed, so idle
     queues need no memory.
@@ -181,7 +177,7 @@ class Samples:
         with self._lock:
             while len(self._recent) > 1 and self._recent[1][0] <= now - _WINDOW_SECONDS:
                 self._recent.popleft()
-            # After a pause without viewers, older samples tell nothing about now.
+            # After a pause without viewers, older samples say nothing about the present rate.
             if self._recent and self._recent[-1][0] < now - 2 * _WINDOW_SECONDS:
                 self._recent.clear()
             self._set_rates(queues, now)
@@ -198,7 +194,7 @@ class Samples:
         seconds = now - began
         for queue in queues:
             puts, taken, handed_out = before.get(queue.id, (0, 0, 0))
-            # Counters begin again if a queue was removed in the meantime.
+            # The counters begin again if a queue was removed and created again.
             if seconds > 0 and puts <= queue.puts and taken <= queue.taken:
                 queue.rate_in = (queue.puts - puts) / seconds
                 queue.rate_out = (queue.taken - taken) / seconds
@@ -219,7 +215,7 @@ class Samples:
             self._changes = {key: value for key, value in self._changes.items() if key in known}
 
     def history(self, queue: int) -> Iterator[tuple[int, int] | None]:
-        """Yield the counters at the end of each bucket; None if nobody has read them."""
+        """Yield pushes and takes at the end of each bucket; None if the bucket was not read."""
         with self._lock:
             changes = deque(self._changes.get(queue, ()))
             seen = set(self._buckets)
@@ -231,7 +227,7 @@ class Samples:
             yield current if bucket in seen else None
 
 
-_samples: Final = Samples()
+_samples: Final = CounterSamples()
 
 
 # Graphs
@@ -240,7 +236,7 @@ _HEIGHT: Final = 20
 
 
 def polylines(values: Sequence[float | None], largest: float) -> list[str]:
-    """Return the points of an SVG of 20 units height: a line for each run without a gap."""
+    """Return the points of lines for an SVG of height 20: a line for each run of known values."""
     lines: list[list[str]] = [[]]
     for x, value in enumerate(values):
         if value is None:

@@ -25,8 +25,8 @@ from psqlmessages.monitor.listing import (
     ListQuery,
     check_parameters,
     database,
+    read_shared,
     render_page,
-    shared,
 )
 from psqlmessages.monitor.minutes import history_url
 from psqlmessages.monitor.names import object_url
@@ -95,19 +95,22 @@ _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
 def queues(request: HttpRequest) -> HttpResponse:
     """Show the list of all queues."""
     query = _LIST.parse(request)
-    context = {**common_context(request), "list": lambda: shared(query.key(), lambda: _page(query))}
+    context = {
+        **common_context(request),
+        "list": lambda: read_shared(query.key(), lambda: _read_page(query)),
+    }
     templates = {"queues": "psqlmessages/monitor/_queues.html"}
     return render_page(request, "psqlmessages/monitor/queues.html", templates, context)
 
 
-def _page(query: ListQuery) -> ListPage:
+def _read_page(query: ListQuery) -> ListPage:
     text, is_chosen = query.search.lower(), _STATES[query.chosen["state"]]
-    found = [queue for queue in read_queues() if text in queue.name.lower() and is_chosen(queue)]
-    found.sort(key=lambda queue: queue.name)
-    found.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
-    shown = found[query.offset : query.offset + PAGE_SIZE]
+    matching = [queue for queue in read_queues() if text in queue.name.lower() and is_chosen(queue)]
+    matching.sort(key=lambda queue: queue.name)
+    matching.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
+    shown = matching[query.offset : query.offset + PAGE_SIZE]
     add_sizes(shown, MAX_IN_LIST)
-    return query.result([_row(queue) for queue in shown], len(found))
+    return query.result([_row(queue) for queue in shown], len(matching))
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def _elapsed(seconds: float) -> str:
 
 
 def _consumers(queue: MonitoredQueue) -> str:
-    """Describe what is known of the consumers: a queue does not know who waits for it."""
+    """Describe the known consumers. A queue does not store which consumers wait for elements."""
     parts = [gettext("exchange {name}").format(name=name) for name in queue.exchanges]
     if queue.is_taking:
         parts.append(gettext("taking"))
@@ -169,31 +172,31 @@ def _consumers(queue: MonitoredQueue) -> str:
 @require_http_methods(["GET", "HEAD", "POST"])
 @require_monitor_access
 def queue(request: HttpRequest, name: str = "") -> HttpResponse:
-    """Show a queue, or perform an action on it. ``?name=``: a name that cannot be in a path."""
+    """Show a queue, or perform an action on it; without a name, show the list of queues."""
     if not name and "name" not in request.GET and request.method != "POST":
         return queues(request)
     name = name or request.GET.get("name", "")
-    found = Queue.objects.using(database()).filter(name=name).first() if "\0" not in name else None
-    if found is None:
+    record = Queue.objects.using(database()).filter(name=name).first() if "\0" not in name else None
+    if record is None:
         raise Http404(f"There is no queue {name!r}.")
     may_see_bodies = request.user.has_perm(VIEW_BODIES)
     if request.method == "POST":
         if (action := ACTIONS.get(request.POST.get("action", ""))) is None:
             raise BadRequest("This action is unknown.")
         answer = "yes" if may_see_bodies else "no"
-        return perform(request, action, found, object_url("queue", name), may_see_bodies=answer)
+        return perform(request, action, record, object_url("queue", name), may_see_bodies=answer)
     check_parameters(request, ["name", "search", "page"])
     may_operate = request.user.has_perm(OPERATE_QUEUES)
     context = {
         **common_context(request),
         "name": name,
-        "found": found,
+        "queue": record,
         "history_url": history_url("queue", name),
-        "row": lambda: shared(("queue", found.pk), lambda: _queue_row(found)),
+        "row": lambda: read_shared(("queue", record.pk), lambda: _queue_row(record)),
         "readers": lambda: list_nodes(name, "R", "RW", "A"),
         "writers": lambda: list_nodes(name, "W", "RW", "A"),
-        "admin_queue_url": admin_page(request, "queue", change=True).replace(
-            "/0/", f"/{found.pk}/"
+        "admin_queue_url": admin_page(request, "queue", is_change_page=True).replace(
+            "/0/", f"/{record.pk}/"
         ),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
         "may_operate": may_operate,
@@ -202,17 +205,17 @@ def queue(request: HttpRequest, name: str = "") -> HttpResponse:
         "bodies_permission": VIEW_BODIES,
     }
     if may_operate and "fragment" not in request.GET:
-        context |= _elements(request, name, with_bodies=may_see_bodies)
+        context |= _elements_context(request, name, with_bodies=may_see_bodies)
     templates = {"queue": "psqlmessages/monitor/_queue.html"}
     return render_page(request, "psqlmessages/monitor/queue.html", templates, context)
 
 
-def _queue_row(found: Queue) -> dict[str, Any] | None:
-    status = next((each for each in read_queues() if each.id == found.pk), None)
+def _queue_row(record: Queue) -> dict[str, Any] | None:
+    status = next((each for each in read_queues() if each.id == record.pk), None)
     if status is None:
         return None
     add_sizes([status], MAX_ON_PAGE)
-    rates_in, rates_out = read_rates(found.pk)
+    rates_in, rates_out = read_rates(record.pk)
     busiest = max((rate for rate in (*rates_in, *rates_out) if rate is not None), default=0.0)
     return {
         **_row(status),
@@ -225,29 +228,28 @@ def _queue_row(found: Queue) -> dict[str, Any] | None:
     }
 
 
-def _elements(request: HttpRequest, name: str, *, with_bodies: bool) -> dict[str, Any]:
-    """Read a page of elements as the node of this project, whose rules must allow that."""
+def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> dict[str, Any]:
+    """Return the template context of a page of elements, read as the node of this project."""
     search = request.GET.get("search", "").strip()
     page = request.GET.get("page", "1")
     if len(search) > _MAX_SEARCH_CHARACTERS or "\0" in search:
         raise BadRequest(f"search: at most {_MAX_SEARCH_CHARACTERS} characters.")
-    if not (
-        page.isascii() and page.isdecimal() and 1 <= int(page[:9]) <= MAX_SEARCHED // PAGE_SIZE
-    ):
-        raise BadRequest(f"page: {page!r} is not a number from 1.")
+    last_page = MAX_SEARCHED // PAGE_SIZE
+    if not (page.isascii() and page.isdecimal() and len(page) < 9 and 1 <= int(page) <= last_page):
+        raise BadRequest(f"page: {page!r} is not a number from 1 to {last_page}.")
     offset = (int(page) - 1) * PAGE_SIZE
     context: dict[str, Any] = {"search": search, "page": int(page), "max_searched": MAX_SEARCHED}
     try:
         with transaction.atomic(using=database()):
-            found = peek(name, search, offset, limit=PAGE_SIZE + 1, with_bodies=with_bodies)
+            elements = peek(name, search, offset, limit=PAGE_SIZE + 1, with_bodies=with_bodies)
     except (MessagesError, ImproperlyConfigured, OperationalError) as error:
         return {**context, "peek_error": str(error).strip()}
     return {
         **context,
-        "elements": found[:PAGE_SIZE],
+        "elements": elements[:PAGE_SIZE],
         "previous": _page_url(request, int(page) - 1) if int(page) > 1 else "",
-        "next": _page_url(request, int(page) + 1) if len(found) > PAGE_SIZE else "",
-        "has_dead_letters": any(element.dead_from for element in found),
+        "next": _page_url(request, int(page) + 1) if len(elements) > PAGE_SIZE else "",
+        "has_dead_letters": any(element.dead_from for element in elements),
     }
 
 

@@ -20,14 +20,14 @@ from psqlmessages.orm import direct_dsn
 from psqlmessages.retry import RateLimitedLogger, error_line
 
 INTERVAL_SECONDS: Final = 5.0
-_QUERY_SECONDS: Final = 5
-# The table keeps the rows that changed last.
+_QUERY_TIMEOUT_SECONDS: Final = 5
+# The table keeps at most this number of rows, those that changed last.
 MAX_ROWS: Final = 1000
-# One write has at most this many rows; the calls of other rules are counted together.
-_MAX_WRITTEN: Final = 100
-_DAYS: Final = 7
+# A write has at most this number of rules. One more row counts the calls that lack other rules.
+_MAX_RULES_PER_WRITE: Final = 100
+_RETENTION_DAYS: Final = 7
 
-# Ordered by the key, so that two processes do not deadlock.
+# Sorted by the key, so that two processes do not deadlock. A count restarts after an idle hour.
 _ADD: Final = """
     INSERT INTO psqlmessages_refusedcall AS r (ident, type, dest, mode, count, first_at, last_at)
     SELECT v.ident, v.type, v.dest, v.mode, v.count, statement_timestamp(), statement_timestamp()
@@ -46,7 +46,7 @@ _ADD: Final = """
 _PRUNE: Final = f"""
     DELETE FROM psqlmessages_refusedcall WHERE id IN (
         SELECT r.id FROM psqlmessages_refusedcall AS r
-        WHERE r.last_at < statement_timestamp() - interval '{_DAYS} days'
+        WHERE r.last_at < statement_timestamp() - interval '{_RETENTION_DAYS} days'
             OR r.id IN (
                 SELECT o.id FROM psqlmessages_refusedcall AS o
                 ORDER BY o.last_at DESC, o.id OFFSET {MAX_ROWS}
@@ -66,25 +66,25 @@ async def write_repeatedly() -> None:
 
 
 async def write_counts() -> None:
-    """Write the counts since the last call. If that fails, the next call writes them."""
+    """Write the counts since the last write. If this fails, the next write includes them."""
     if not (counts := refused_calls.take()):
         return
     try:
-        await _write(_limited(counts))
+        await _write(_limit_rules(counts))
     except (psycopg.Error, OSError, ImproperlyConfigured) as error:
         refused_calls.add(counts)
         log.warning("refused calls cannot be recorded: %s", error_line(error))
 
 
-def _limited(counts: Counter[NeededRule]) -> Counter[NeededRule]:
-    """Return the most frequent counts. The monitor reports its own missing rule on its pages."""
+def _limit_rules(counts: Counter[NeededRule]) -> Counter[NeededRule]:
+    """Limit the number of rules; omit the rule of monitors, because their pages report it."""
     own_prefix = ident_pattern()[:-1]
     result: Counter[NeededRule] = Counter()
     for rule, count in counts.most_common():
         if rule.ident.startswith(own_prefix):
             continue
         names = NeededRule(rule.ident[:NAME_CHARACTERS], rule.type[:5], rule.dest, rule.mode[:2])
-        is_full = len(result) >= _MAX_WRITTEN
+        is_full = len(result) >= _MAX_RULES_PER_WRITE
         result[OTHERS if is_full else names] += count
     return result
 
@@ -94,8 +94,8 @@ async def _write(counts: Counter[NeededRule]) -> None:
         return
     dsn = complete_conninfo(direct_dsn(), "refused calls")
     async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-        connection.answer_seconds = 2.0 * _QUERY_SECONDS
-        await set_statement_timeout(connection, _QUERY_SECONDS)
+        connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
+        await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
         columns = [*map(list, zip(*counts, strict=True)), list(counts.values())]
         await connection.execute(_ADD, columns)
         await connection.execute(_PRUNE)

@@ -1,4 +1,4 @@
-"""Status of the monitor: whether it observes, since when, and if not, the reason. No I/O."""
+"""Status of the monitor: since when it observes, or why it does not. No I/O."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from psqlmessages.monitor.history import HISTORY_SECONDS
 
 LIVE: Final = "live"
 STARTING: Final = "starting"
-AWAY: Final = "away"
+UNREACHABLE: Final = "away"
 NOT_OBSERVING: Final = "not_observing"
 # Status of one page: the permissions of its user could not be checked.
 UNCHECKED: Final = "unchecked"
-# Failed queries count as an outage only after this long.
+# If queries fail for longer than this, PostgreSQL counts as unreachable.
 _READ_FAILURE_SECONDS: Final = 5.0
 
 
 class MonitorStatus:
     """The current status of the monitor; times are Unix times.
 
-    ``is_disconnected``: the hub has lost PostgreSQL. ``since``: when the monitor first observed;
-    ``live_since``: since when it has observed without a gap. ``gaps``: recent periods without
-    observation, as (start, end).
+    ``is_registered``: the hub has a node that observes all topics. ``is_disconnected``: the hub has
+    lost PostgreSQL; it will register the node again. ``live_since``: since when the status is LIVE.
+    ``gaps``: recent periods without observation, as (start, end).
     """
 
     def __init__(self) -> None:
-        self.is_observing = False
+        self.is_registered = False
         self.is_disconnected = False
-        self.since: float | None = None
+        self.first_observed_at: float | None = None
         self.live_since: float | None = None
         self.missing_role: str | None = None
         self._reason = ""
@@ -38,18 +38,18 @@ class MonitorStatus:
 
     def on_observing(self, now: float) -> None:
         """Record that the monitor now observes all topics."""
-        self.is_observing, self.is_disconnected, self._was_refused = True, False, False
-        self.since = self.since or now
+        self.is_registered, self.is_disconnected, self._was_refused = True, False, False
+        self.first_observed_at = self.first_observed_at or now
         self._close_gap(now)
 
     def on_not_observing(
         self, now: float, missing_role: str | None = None, reason: str = ""
     ) -> None:
-        """Record that the monitor does not observe, and why, if it was refused.
+        """Record that the monitor does not observe.
 
-        ``missing_role`` is a role without a rule.
+        If that was refused, ``reason`` says why; ``missing_role`` is the role that lacks a rule.
         """
-        self.is_observing, self.is_disconnected = False, False
+        self.is_registered, self.is_disconnected = False, False
         self._was_refused = bool(missing_role or reason)
         self.missing_role, self._reason = missing_role, reason
         self._open_gap(now)
@@ -62,27 +62,27 @@ class MonitorStatus:
     def on_reconnected(self, now: float) -> None:
         """Record that the hub has reconnected and registered its nodes again."""
         self.is_disconnected = False
-        if self.is_observing:
+        if self.is_registered:
             self._close_gap(now)
 
     def on_read(self, now: float) -> None:
-        """Record that the database answered the monitor's queries."""
-        if self.name(now) == AWAY and not self.is_disconnected:
+        """Record that the queries succeeded; after an outage of queries, ``live_since`` is now."""
+        if self.name(now) == UNREACHABLE and not self.is_disconnected:
             self.live_since = now
         self._read_failed_since = None
 
     def on_read_failed(self, now: float) -> None:
-        """Record that the database did not answer."""
+        """Record that a query failed."""
         self._read_failed_since = self._read_failed_since or now
 
     def name(self, now: float) -> str:
-        """Return the name of the status."""
+        """Return LIVE, STARTING, UNREACHABLE or NOT_OBSERVING."""
         if self.is_disconnected or (
             self._read_failed_since is not None
             and now - self._read_failed_since > _READ_FAILURE_SECONDS
         ):
-            return AWAY
-        if self.is_observing:
+            return UNREACHABLE
+        if self.is_registered:
             return LIVE
         return NOT_OBSERVING if self._was_refused else STARTING
 
@@ -92,7 +92,7 @@ class MonitorStatus:
         self.gaps = [gap for gap in self.gaps if gap[1] > now - HISTORY_SECONDS]
         return {
             "is": name,
-            "since": self.since,
+            "since": self.first_observed_at,
             "live_since": self.live_since if name == LIVE else None,
             "why": self._reason if name == NOT_OBSERVING else "",
             "missing_role": self.missing_role if name == NOT_OBSERVING else None,
@@ -101,7 +101,7 @@ class MonitorStatus:
 
     def _open_gap(self, now: float) -> None:
         self.live_since = None
-        if self.since is not None:
+        if self.first_observed_at is not None:
             self._gap_start = self._gap_start or now
 
     def _close_gap(self, now: float) -> None:

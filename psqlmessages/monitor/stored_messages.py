@@ -39,8 +39,8 @@ _MESSAGES: Final = """
         OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
     ORDER BY m.id LIMIT %(limit)s
 """
-# The id before the page that ends before another id.
-_EARLIER: Final = """
+# The position before the page that ends before an id; null if no message is before this id.
+_PREVIOUS_POSITION: Final = """
     SELECT min(m.id) - 1 FROM (
         SELECT s.id FROM psqlmessages_streammessage AS s
         WHERE s.topic_id = %s AND s.id < %s ORDER BY s.id DESC LIMIT %s
@@ -62,7 +62,7 @@ class StoredMessage(NamedTuple):
 @require_safe
 @require_monitor_access
 def stored_messages(request: HttpRequest) -> HttpResponse:
-    """Show messages of the stream ``?topic=``: the last ones, or from ``time=`` or an id on."""
+    """Show a page of messages: those ``after`` an id, from a ``time`` on, or the last ones."""
     check_parameters(request, ["topic", "time", "after", "search"])
     name = require_topic_name(request.GET.get("topic", ""))
     topic = Topic.objects.using(database()).filter(name=name).first()
@@ -79,36 +79,36 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
     try:
         with transaction.atomic(using=database()):
             limit_query_time()
-            after = _first_id(request, topic, search)
+            after = _position_before_page(request, topic, search)
             messages = _read(topic, after, search, with_bodies=with_bodies)
-            earlier = _earlier(topic, messages[0].id if messages else after + 1)
+            previous = _previous_position(topic, messages[0].id if messages else after + 1)
     except ValidationError as error:
         context["errors"] = error.messages
     except DatabaseError as error:
         context["errors"] = [_("The messages cannot be read."), str(error).strip()]
     else:
         context["messages_"] = messages[:PAGE_SIZE]
-        if earlier is not None and not search:
-            context["earlier"] = _query(name, earlier, search)
+        if previous is not None and not search:
+            context["earlier"] = _query(name, previous, search)
         if len(messages) > PAGE_SIZE:
             context["later"] = _query(name, messages[PAGE_SIZE - 1].id, search)
     status = 400 if "errors" in context else 200
     return render(request, "psqlmessages/monitor/stored.html", context, status=status)
 
 
-def _first_id(request: HttpRequest, topic: Topic, search: str) -> int:
-    """Return the id after which the page begins."""
+def _position_before_page(request: HttpRequest, topic: Topic, search: str) -> int:
+    """Return the id after which the requested page begins; by default, a search begins at 0."""
     if text := request.GET.get("after"):
-        if not (text.isascii() and text.isdecimal() and int(text[:20]) <= _MAX_ID):
+        if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= _MAX_ID):
             raise BadRequest("The parameter 'after' is not an id.")
         return int(text)
     if text := request.GET.get("time"):
         return position_at(topic.name, parse_time(text))
-    return 0 if search else _earlier(topic, _MAX_ID) or 0
+    return 0 if search else _previous_position(topic, _MAX_ID) or 0
 
 
 def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[StoredMessage]:
-    """Read the messages of a page, and one more if there is another page."""
+    """Read the messages of a page; one more shows that there is a next page."""
     values = {
         "topic": topic.pk,
         "after": after,
@@ -121,10 +121,10 @@ def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[S
     return [StoredMessage(*row) for row in fetch(_MESSAGES, values, database())]
 
 
-def _earlier(topic: Topic, before: int) -> int | None:
-    """Return the id after which the previous page begins; None if there are no earlier messages."""
-    ((found,),) = fetch(_EARLIER, [topic.pk, before, PAGE_SIZE], database())
-    return None if found is None else int(found)
+def _previous_position(topic: Topic, before: int) -> int | None:
+    """Return the id after which the page before an id begins; None if no message is before it."""
+    ((position,),) = fetch(_PREVIOUS_POSITION, [topic.pk, before, PAGE_SIZE], database())
+    return None if position is None else int(position)
 
 
 def _query(topic: str, after: int, search: str) -> str:

@@ -1,4 +1,4 @@
-"""Status of streams: their subscriptions, the lag of each, and samples of the lag."""
+"""Status of streams: their subscriptions, and samples of the number of unread messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FROM: Final = """
       AND (%(search)s = '' OR strpos(lower(s.ident), lower(%(search)s)) > 0
           OR strpos(lower(s.topic), lower(%(search)s)) > 0)
 """
-# What to sort by. An expired subscription has no lag: nothing is stored for it.
+# The sort expressions. An expired subscription has no lag: no messages are stored for it.
 ORDERS: Final[Mapping[str, str]] = {
     "node": "s.ident",
     "stream": "s.topic",
@@ -53,7 +53,8 @@ class SubscriptionStatus:
     """One subscription. Ages are in seconds.
 
     ``state``: alive (read recently), silent or expired. ``unread``: the number of unread messages;
-    None if it has expired; above MAX_COUNTED, there are more. ``lag``: the age of the oldest one.
+    MAX_COUNTED + 1 means more. ``lag``: the age of the oldest unread message, None if there is
+    none. Both are None after expiry.
     """
 
     id: int
@@ -116,7 +117,7 @@ def read_subscriptions(
     is_descending: bool = True,
     offset: int = 0,
 ) -> tuple[list[SubscriptionStatus], int]:
-    """Read one page of subscriptions, and the number on all pages; sample their lag."""
+    """Read one page of subscriptions, and the number on all pages; sample ``unread``."""
     direction = "DESC" if is_descending else "ASC"
     condition = f"AND ({_STATE}) = %(state)s" if state else ""
     query = f"""
@@ -164,7 +165,7 @@ def read_subscription(subscription: Subscription) -> SubscriptionStatus | None:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One stream: a topic with messages that are stored. ``oldest`` and ``newest``: times of them.
+    """One stream. ``oldest``, ``newest``: publication times of stored messages; None without any.
 
     ``retention``: seconds that each message is stored, even without a subscription.
     """
@@ -204,7 +205,7 @@ def count_between(topic: str, after: int, up_to: int) -> int:
 
 
 def first_position(topic: str) -> int:
-    """Return the position before the first stored message; the last one if none is stored."""
+    """Return the position before the first stored message; if none is stored, the last position."""
     query = """
         SELECT m.id - 1 FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
@@ -215,14 +216,14 @@ def first_position(topic: str) -> int:
 
 
 def last_position(topic: str) -> int:
-    """Return the position up to which all messages are committed or rolled back."""
+    """Return the watermark of a stream; 0 if there is no such topic."""
     query = "SELECT messages._watermark(t.id) FROM psqlmessages_topic AS t WHERE t.name = %s"
     rows = fetch(query, [topic])
     return int(rows[0][0]) if rows else 0
 
 
 def position_at(topic: str, at: datetime) -> int:
-    """Return the position before the first message that was published at a time or later."""
+    """Return the position before the first message since a time; without any, the last position."""
     query = """
         SELECT m.id, m.published_at < %s FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
@@ -242,12 +243,12 @@ def position_at(topic: str, at: datetime) -> int:
 
 # Samples and graphs
 
-# Subscriptions with samples.
+# The maximum number of subscriptions with samples.
 _MAX_SAMPLED: Final = 2000
 
 
-class LagSamples:
-    """Unread messages of subscriptions in the last ten minutes, as read while pages are open.
+class UnreadSamples:
+    """Numbers of unread messages in the last ten minutes, as read while pages are open.
 
     Only the buckets in which this process has read a subscription have a value.
     """
@@ -257,7 +258,7 @@ class LagSamples:
         self._samples: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
 
     def add(self, subscriptions: Sequence[SubscriptionStatus]) -> None:
-        """Add what was just read; the last value of a bucket counts."""
+        """Add the numbers just read. A bucket keeps only its last number."""
         bucket = int(time()) // BUCKET_SECONDS
         with self._lock:
             for subscription in subscriptions:
@@ -272,14 +273,14 @@ class LagSamples:
                 self._samples.popitem(last=False)
 
     def values(self, subscription: int) -> list[int | None]:
-        """Return the values of the buckets, oldest first; None if there is none."""
+        """Return the value of each bucket, oldest first; None for a bucket without a value."""
         last = int(time()) // BUCKET_SECONDS
         with self._lock:
             known = dict(self._samples.get(subscription, ()))
         return [known.get(bucket) for bucket in range(last - BUCKETS + 1, last + 1)]
 
 
-_samples: Final = LagSamples()
+_samples: Final = UnreadSamples()
 
 
 # Texts

@@ -21,9 +21,9 @@ from psqlmessages.monitor.actions import (
     OPERATE_STREAMS,
     Action,
     Fields,
+    field_value,
     parse_time,
     perform,
-    single,
 )
 from psqlmessages.monitor.listing import (
     Column,
@@ -31,8 +31,8 @@ from psqlmessages.monitor.listing import (
     ListPage,
     check_parameters,
     database,
+    read_shared,
     render_page,
-    shared,
 )
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import (
@@ -79,14 +79,14 @@ _LIST: Final = ListDefinition(
 @require_safe
 @require_monitor_access
 def streams(request: HttpRequest) -> HttpResponse:
-    """Show all subscriptions, the largest lag first; or the stream in ``?name=``."""
+    """Show all subscriptions, by default the largest lag first; or the stream in ``?name=``."""
     if "name" in request.GET:
         return stream(request)
     query = _LIST.parse(request)
 
     def page() -> ListPage:
         return query.result(
-            *shared(
+            *read_shared(
                 query.key(),
                 lambda: read_subscriptions(
                     search=query.search,
@@ -109,8 +109,8 @@ def stream(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one stream with its subscriptions."""
     check_parameters(request, ["name"])
     name = require_topic_name(name or request.GET.get("name", ""))
-    status = shared(("stream", name), lambda: read_stream_status(name))
-    subscriptions, total = shared(
+    status = read_shared(("stream", name), lambda: read_stream_status(name))
+    subscriptions, total = read_shared(
         ("subscriptions of", name), lambda: read_subscriptions(topic=name)
     )
     if status is None and not subscriptions:
@@ -133,7 +133,7 @@ def stream(request: HttpRequest, name: str = "") -> HttpResponse:
 # Actions
 
 
-def _status(subscription: Subscription) -> SubscriptionStatus:
+def _read_status(subscription: Subscription) -> SubscriptionStatus:
     status = read_subscription(subscription)
     if status is None:
         raise ValidationError(_("The subscription has ended in the meantime."))
@@ -143,19 +143,19 @@ def _status(subscription: Subscription) -> SubscriptionStatus:
 _TARGETS: Final[Mapping[str, Callable[[str, Fields], int]]] = {
     "start": lambda topic, _fields: first_position(topic),
     "end": lambda topic, _fields: last_position(topic),
-    "time": lambda topic, fields: position_at(topic, parse_time(single(fields, "time"))),
+    "time": lambda topic, fields: position_at(topic, parse_time(field_value(fields, "time"))),
 }
 
 
 def _new_position(subscription: Subscription, fields: Fields) -> int:
-    to = single(fields, "to")
+    to = field_value(fields, "to")
     if to not in _TARGETS:
         raise ValidationError(_("Choose where to move the position: start, end or time."))
     return _TARGETS[to](subscription.topic, fields)
 
 
 def _describe_move(subscription: Subscription, position: int, *, is_done: bool = False) -> str:
-    """Say how many messages are read again, or skipped."""
+    """Return a sentence with the number of messages that are read again or skipped."""
     names = {"node": isolate(subscription.ident), "stream": isolate(subscription.topic)}
     old = subscription.position
     number = count_between(subscription.topic, min(old, position), max(old, position))
@@ -172,24 +172,24 @@ def _describe_move(subscription: Subscription, position: int, *, is_done: bool =
 def _describe_reader(status: SubscriptionStatus) -> str:
     values = {"node": isolate(status.node), "age": status.read_text, "timeout": status.timeout}
     if status.state == "expired":
-        text = _("The subscription has expired: this starts it again, for %(timeout)d s.")
+        text = _("The subscription has expired. It starts again, with the timeout %(timeout)d s.")
     elif status.state == "alive":
-        text = _("%(node)s last read %(age)s ago: it continues at the new position.")
+        text = _("%(node)s last read %(age)s ago. It will continue at the new position.")
     else:
-        text = _("%(node)s has not read for %(age)s: it continues there when it returns.")
+        text = _("%(node)s has not read for %(age)s. It will continue at the new position.")
     return text % values
 
 
 def _describe_reset(subscription: Subscription, fields: Fields) -> list[str]:
     position = _new_position(subscription, fields)
-    status = _status(subscription)
+    status = _read_status(subscription)
     return [_describe_move(subscription, position), _describe_reader(status)]
 
 
 def _reset(subscription: Subscription, fields: Fields) -> str:
-    """Move the position as the subscription's node, so that the rules decide whether it may."""
+    """Move the position with a call as the subscription's node, which a rule must allow."""
     current = _lock(subscription)
-    status = _status(current)
+    status = _read_status(current)
     position = _new_position(current, fields)
     text = _describe_move(current, position, is_done=True)
     orm.run(
@@ -197,7 +197,7 @@ def _reset(subscription: Subscription, fields: Fields) -> str:
         database(),
     )
     if status.state != "expired":
-        # The call counts as a read, but the node has not read.
+        # The call has recorded a read, but the node has not read: restore the last read.
         Subscription.objects.using(database()).filter(pk=current.pk).update(
             pinged_at=current.pinged_at, is_recovered=current.is_recovered
         )
@@ -211,7 +211,7 @@ def _reset(subscription: Subscription, fields: Fields) -> str:
 
 
 def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]:
-    status = _status(subscription)
+    status = _read_status(subscription)
     values = {
         "node": isolate(status.node),
         "stream": isolate(status.topic),
@@ -223,15 +223,17 @@ def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]
         _("Messages that no other subscription or retention needs are removed."),
     ]
     if status.state == "alive":
-        text = _("%(node)s last read %(age)s ago: if it runs, it subscribes again, at the end.")
+        text = _("%(node)s last read %(age)s ago. If it runs, it will subscribe again at the end.")
         sentences.append(text % values)
     return sentences
 
 
 def _delete(subscription: Subscription, _fields: Fields) -> str:
-    status = _status(_lock(subscription))
+    status = _read_status(_lock(subscription))
     orm.run(stream_calls.unsubscribe(status.node, status.topic), database())
-    return _("Deleted the subscription of %(node)s to %(stream)s: %(number)s were unread.") % {
+    return _(
+        "Deleted the subscription of %(node)s to %(stream)s, with %(number)s unread messages."
+    ) % {
         "node": isolate(status.node),
         "stream": isolate(status.topic),
         "number": status.unread_text or "0",

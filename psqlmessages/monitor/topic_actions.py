@@ -14,7 +14,7 @@ from psqlmessages.client import calls, stream_calls
 from psqlmessages.models import Subscription, Topic
 from psqlmessages.models.names import isolate
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
-from psqlmessages.monitor.actions import Action, Fields, perform, read_body, single
+from psqlmessages.monitor.actions import Action, Fields, field_value, perform, read_body
 from psqlmessages.monitor.listing import database
 from psqlmessages.monitor.names import topic_url
 from psqlmessages.monitor.views import require_monitor_access, require_topic_name
@@ -33,12 +33,14 @@ def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
     subscribers = list(subscriptions.values_list("ident", flat=True)[: _MAX_NODES + 1])
     sentences = [
         text.format(size=size, node=isolate(own_ident())),
-        _("Nodes that listen now: {nodes}.").format(nodes=_names(rows[0][0] if rows else [])),
+        _("Nodes that listen now: {nodes}.").format(nodes=_join_names(rows[0][0] if rows else [])),
     ]
     if _is_published(fields):
         sentences += [
-            _("It is stored for these subscriptions: {nodes}.").format(nodes=_names(subscribers)),
-            _("Their nodes will process it as any other message."),
+            _("It is stored for these subscriptions: {nodes}.").format(
+                nodes=_join_names(subscribers)
+            ),
+            _("Their nodes will process it like any other message."),
         ]
     return sentences
 
@@ -53,10 +55,10 @@ def _send(topic: Topic, fields: Fields) -> str:
 
 
 def _is_published(fields: Fields) -> bool:
-    return single(fields, "as") == "stored"
+    return field_value(fields, "as") == "stored"
 
 
-def _names(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = ", …" if len(names) > _MAX_NODES else ""
     return ", ".join(map(isolate, names[:_MAX_NODES])) + more or _("none")
 

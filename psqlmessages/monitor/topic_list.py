@@ -1,4 +1,4 @@
-"""List of topics: one page of it, with filter and sort order, read from the database. No I/O."""
+"""Pages of the topic list: their filter, sort order and SQL statement. No I/O."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _MAX_PAGE: Final = 10_000
 _MEMBERS: Final = """(
     SELECT count(*) FROM psqlmessages_membership AS m WHERE m.topic_id = t.id AND m.kind = '{}'
 )"""
-# By name of a column: its values. Among equal values, the topics with more messages come first.
+# The SQL expression of each sort column. Topics with equal values are sorted by message count.
 _COLUMNS: Final = {
     "topic": "t.name",
     "senders": _MEMBERS.format("notify"),
     "listeners": _MEMBERS.format("listen"),
-    "rate": "coalesce(s.rate, 0)",
-    "size_rate": "coalesce(s.size_rate, 0)",
-    "last": "coalesce(s.last, 0)",
+    "rate": "coalesce(s.recent_messages, 0)",
+    "size_rate": "coalesce(s.recent_bytes, 0)",
+    "last": "coalesce(s.last_at, 0)",
 }
 DEFAULT_SORT: Final = "-rate"
 
 
 class TopicQuery(NamedTuple):
-    """Which page of the list: the text to find in names of topics and nodes, the order, the page.
+    """A page of the list; ``search`` is a text to find in names of topics and their nodes.
 
-    ``sort``: a column, after ``-`` if its largest value is first; ``page``: from 1.
+    ``sort`` is a column, after ``-`` to sort descending. ``page`` is a number from 1.
     """
 
     search: str = ""
@@ -38,15 +38,15 @@ class TopicQuery(NamedTuple):
 
     @property
     def sql(self) -> str:
-        """The statement that reads the names on the page, each with the number of all topics."""
+        """The statement that reads the names on the page, each with the number of all matches."""
         column = _COLUMNS[self.sort.removeprefix("-")]
         direction = "DESC" if self.sort.startswith("-") else "ASC"
         return f"""
             WITH seen AS MATERIALIZED (
                 SELECT * FROM unnest(
-                    %(names)s::text[], %(rates)s::float8[], %(size_rates)s::float8[],
-                    %(counts)s::bigint[], %(lasts)s::float8[]
-                ) AS u (name, rate, size_rate, messages, last)
+                    %(names)s::text[], %(recent_messages)s::bigint[], %(recent_bytes)s::bigint[],
+                    %(messages)s::bigint[], %(last_at)s::float8[]
+                ) AS u (name, recent_messages, recent_bytes, messages, last_at)
             ), found AS (
                 SELECT t.id FROM psqlmessages_topic AS t
                 WHERE strpos(lower(t.name), lower(%(search)s)) > 0
@@ -63,16 +63,16 @@ class TopicQuery(NamedTuple):
             LIMIT {PAGE_SIZE} OFFSET %(offset)s
         """  # noqa: S608 - built from constants
 
-    def parameters(self, topics: Iterable[TopicHistory], second: int) -> dict[str, Any]:
-        """Return the statement's parameters. ``topics``: those with messages, for the order."""
+    def parameters(self, topics: Iterable[TopicHistory], now: int) -> dict[str, Any]:
+        """Return the parameters of ``sql``: the counts of ``topics`` at the Unix time ``now``."""
         seen = [topic for topic in topics if topic.last_at]
-        totals = [topic.total_for_rate(second) for topic in seen]
+        totals = [topic.total_for_rate(now) for topic in seen]
         return {
             "names": [topic.name for topic in seen],
-            "rates": [total.messages for total in totals],
-            "size_rates": [total.size for total in totals],
-            "counts": [topic.history_count() for topic in seen],
-            "lasts": [topic.last_at for topic in seen],
+            "recent_messages": [total.messages for total in totals],
+            "recent_bytes": [total.size for total in totals],
+            "messages": [topic.history_count() for topic in seen],
+            "last_at": [topic.last_at for topic in seen],
             "search": self.search,
             "offset": (self.page - 1) * PAGE_SIZE,
         }
@@ -86,7 +86,7 @@ class TopicPage(NamedTuple):
 
 
 def parse_query(values: Mapping[Any, Any]) -> TopicQuery | None:
-    """Read the query of a page from its request; None if it is malformed."""
+    """Parse the fields ``q``, ``sort`` and ``page`` of a request; None if one is malformed."""
     search, sort = values.get("q", ""), values.get("sort", DEFAULT_SORT)
     page = values.get("page", 1)
     if not (isinstance(search, str) and isinstance(sort, str) and type(page) is int):

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_safe
 from psqlmessages import traffic_windows
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
-from psqlmessages.monitor.json_views import json_view, shared_text, to_json
+from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
 from psqlmessages.monitor.names import topic_url
 from psqlmessages.monitor.queries import Query, fetch_rows
 from psqlmessages.monitor.views import (
@@ -78,7 +78,7 @@ _ALL_TOPICS_QUERY: Final = f"""
     FROM summed JOIN measured USING (key) JOIN points USING (key)
     ORDER BY number DESC, key LIMIT %s
 """  # noqa: S608
-# A key is the start of a window, a space and a sender, or an empty string for the total.
+# ``key`` is the start of a window, or a sender after a space, or an empty string for the total.
 _ONE_TOPIC_QUERY: Final = f"""
     WITH found AS (
         SELECT sender, {_COLUMNS} FROM psqlmessages_traffic
@@ -104,11 +104,11 @@ class TrafficSelection(NamedTuple):
 async def read_traffic(selection: TrafficSelection) -> str | None:
     """Read the data of a page as JSON text; None if it cannot be read."""
     query: Query
-    begin = _first_window(time.time(), selection)
+    starts_at = _first_window_start(time.time(), selection)
     if selection.topic is None:
-        query = (_ALL_TOPICS_QUERY, (selection.window_seconds, begin, MAX_TOPICS + 1))
+        query = (_ALL_TOPICS_QUERY, (selection.window_seconds, starts_at, MAX_TOPICS + 1))
     else:
-        query = (_ONE_TOPIC_QUERY, (selection.topic, selection.window_seconds, begin))
+        query = (_ONE_TOPIC_QUERY, (selection.topic, selection.window_seconds, starts_at))
     window_seconds = selection.window_seconds
     jobs_query = (_JOBS_AND_TIMES_QUERY, (window_seconds, window_seconds, _MAX_JOBS))
     jobs, rows = await asyncio.gather(
@@ -118,10 +118,10 @@ async def read_traffic(selection: TrafficSelection) -> str | None:
     if jobs is None or rows is None:
         return None
     describe = _describe_topics if selection.topic is None else _describe_topic
-    return to_json({**_describe_time(selection, begin, *jobs[0]), **describe(rows)})
+    return to_json({**_describe_time(selection, starts_at, *jobs[0]), **describe(rows)})
 
 
-def _first_window(now: float, selection: TrafficSelection) -> int:
+def _first_window_start(now: float, selection: TrafficSelection) -> int:
     """Return the start of the first window of the time range, as Unix time."""
     window_seconds = selection.window_seconds
     end = (int(now) // window_seconds + 1) * window_seconds
@@ -130,7 +130,7 @@ def _first_window(now: float, selection: TrafficSelection) -> int:
 
 def _describe_time(
     selection: TrafficSelection,
-    begin: int,
+    starts_at: int,
     now: Any,
     oldest: Any,
     newest: Any,
@@ -144,8 +144,8 @@ def _describe_time(
         "now": now.timestamp(),
         "window": selection.window_seconds,
         "seconds": selection.range_seconds,
-        "begin": begin,
-        # Before this time nothing was counted: missing windows are unknown, not zero.
+        "begin": starts_at,
+        # Missing windows before this time are unknown, not zero: nothing was counted.
         "since": oldest and oldest.timestamp(),
         "until": newest and newest.timestamp() + selection.window_seconds,
         "is_counting": bool(counting_jobs),
@@ -255,14 +255,14 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
 
 @json_view
 async def traffic_data(request: HttpRequest) -> str | None:
-    """Return the data as JSON: 401 or 403 without permission, 503 without a database."""
+    """Return the data of a page as JSON text; None if it cannot be read."""
     topic = require_topic_name(request.GET["name"]) if "name" in request.GET else None
     selection = TrafficSelection(*_selected_range(request, RANGES), topic)
-    return await shared_text(selection, lambda: read_traffic(selection), _PAUSE_FACTOR)
+    return await read_shared_text(selection, lambda: read_traffic(selection), _PAUSE_FACTOR)
 
 
 def _selected_range(request: HttpRequest, ranges: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the window length and time range in the query string; else the first of ``ranges``."""
+    """Return the window length and range in the URL; if not in ``ranges``, the first of these."""
     query = request.GET.get("window", ""), request.GET.get("seconds", "")
     selected = (choice for choice in ranges if tuple(map(str, choice)) == query)
     return next(selected, next(iter(ranges)))

@@ -10,12 +10,12 @@ from typing import Final
 
 from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.json_views import to_json
-from psqlmessages.monitor.status import AWAY, UNCHECKED
+from psqlmessages.monitor.status import UNCHECKED, UNREACHABLE
 from psqlmessages.monitor.topic_list import TopicQuery
 from psqlmessages.relay.revalidation import MAX_UNCHECKED_SECONDS
 from psqlmessages.relay.socket import TOO_SLOW
 
-# The maximum number of unread frames. If a page with so many reads none for 10 s, it is closed.
+# A page with this number of unread frames gets no more, and is closed after the timeout.
 MAX_UNREAD_FRAMES: Final = 8
 READ_TIMEOUT_SECONDS: Final = 10.0
 # Minimum interval of frames with only the status; slightly shorter than the broadcast's heartbeat.
@@ -23,11 +23,11 @@ _STATUS_INTERVAL_SECONDS: Final = 0.9
 
 
 class Viewer:
-    """One page: sends it frames, and skips frames while it reads too slowly.
+    """Sends frames to one page, and skips frames while the page reads too slowly.
 
-    ``topic`` is the topic of the page; None: the list of topics, its page ``query``. ``is_behind``:
-    the page has missed a frame, so the next one must be a snapshot. ``has_snapshot``: the broadcast
-    has called ``send_snapshot`` for it. ``send`` and ``close`` are methods of the WebSocket.
+    ``topic`` is None if the page shows the topic list, of which ``query`` selects a page.
+    ``is_behind``: the next frame must be a snapshot. ``has_snapshot``: the broadcast has called
+    ``send_snapshot`` for this viewer. ``send`` and ``close`` are methods of the WebSocket.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Viewer:
         self.has_snapshot = False
         self._send = send
         self.close = close
-        # Number and time of each unread frame. A page echoes the number, a random one, when it has
-        # read the frame. So the limit also holds if a proxy buffers frames.
+        # Random number and time of each unread frame. After reading a frame, the page echoes the
+        # number, so the limit also holds if a proxy buffers frames.
         self._unread: deque[tuple[int, float]] = deque()
         # Seconds between sending the last echoed frame and receiving its echo.
         self._lag: float | None = None
@@ -55,7 +55,7 @@ class Viewer:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the page's permissions were checked recently."""
+        """Whether the user was checked within the last ``MAX_UNCHECKED_SECONDS``."""
         return monotonic() - self._checked_at <= MAX_UNCHECKED_SECONDS
 
     def is_ready(self) -> bool:
@@ -76,7 +76,7 @@ class Viewer:
         now = monotonic()
         if now - self._status_sent_at >= _STATUS_INTERVAL_SECONDS:
             self._status_sent_at = now
-            state = AWAY if is_unreachable else UNCHECKED
+            state = UNREACHABLE if is_unreachable else UNCHECKED
             self.send_frame("update", to_json({"state": {"is": state}}))
         self.is_behind = True
 

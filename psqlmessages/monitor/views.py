@@ -1,4 +1,4 @@
-"""Views of the monitor pages."""
+"""Pages of topics; access and template context of all pages of the monitor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ View = Callable[..., HttpResponse]
 
 
 def require_monitor_access(view: View) -> View:
-    """Restrict a view to users of the monitor: redirect others to the login, or answer 403.
+    """Restrict a view to users of the monitor; redirect to the login, or answer 403 to other users.
 
     A request for a fragment gets 401 if the user is logged out, and 503 if the database fails.
     """
@@ -106,7 +106,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
 @require_POST
 @require_monitor_access
 def add_rule(request: HttpRequest) -> HttpResponse:
-    """Add the rule that lets the monitor observe, which takes effect within two seconds."""
+    """Add the rule that lets the monitor observe all topics; it takes effect within two seconds."""
     if not request.user.has_perm(ADD_RULE):
         text = gettext("The permission {permission} is missing.").format(permission=ADD_RULE)
         return JsonResponse({"error": text}, status=403)
@@ -149,27 +149,31 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
         "may_add_rule": request.user.has_perm(ADD_RULE),
         "rule_permission": ADD_RULE,
         "rule_ident": ident_pattern(),
-        "rule_url": admin_page(request, "auth", change=True),
+        "rule_url": admin_page(request, "auth", is_change_page=True),
     }
 
 
 def admin_page(
-    request: HttpRequest, model: str, query: dict[str, str] | None = None, *, change: bool = False
+    request: HttpRequest,
+    model: str,
+    query: dict[str, str] | None = None,
+    *,
+    is_change_page: bool = False,
 ) -> str:
-    """Return the URL of a model's list in the admin; "" without permission.
+    """Return the URL of a model's list in the admin; "" without permission or without the admin.
 
-    With ``change``, return the URL of the object with key 0; scripts replace the 0.
+    ``is_change_page``: return the URL of the object with key 0 instead; callers replace the 0.
     """
     if not request.user.has_perm(f"psqlmessages.view_{model}"):
         return ""
-    if change:
+    if is_change_page:
         return find_url(f"admin:psqlmessages_{model}_change", "0")
     url = find_url(f"admin:psqlmessages_{model}_changelist")
     return f"{url}?{urlencode(query)}" if url and query else url
 
 
 def find_url(name: str, *arguments: str) -> str:
-    """Return the URL of a view, or "" if the project has no view of this name."""
+    """Return the URL of a view, or "" if the project has no such view."""
     try:
         return reverse(name, args=arguments)
     except NoReverseMatch:

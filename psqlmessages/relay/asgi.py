@@ -33,7 +33,7 @@ CONSUMERS: Final = {
 }
 
 # Counts per minute, in one of the processes that serve WebSockets.
-START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_writer"
+START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_history_writer"
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 

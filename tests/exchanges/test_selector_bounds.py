@@ -134,7 +134,7 @@ def test_more_than_an_expression_may_look_at_fails_soon():
 
 
 def test_objects_functions_and_loops_are_refused_as_such():
-    with pytest.raises(SelectorError, match="no other objects"):
+    with pytest.raises(SelectorError, match="no protobuf objects"):
         Selector("google.protobuf.Duration{seconds: 1}")
     with pytest.raises(SelectorError, match="the function repeat is not supported"):
         find_max_units(

@@ -92,12 +92,14 @@ def test_an_exception_counts_as_no_and_undoes_changes(code: Code):
         env.msg.headers["half"] = 1
         env.msg.body["half"] = 1
         env.state["half"] = 1
+        env.state["list"].append(1)
         raise LookupError("no such price")
 
-    result = routed(code(fail), "", "size(state) == 0", body={})
-    assert result.verdicts[0].error == "LookupError: no such price"
+    unchanged = "size(state) == 1 && size(state.list) == 0"
+    result = routed("{'state': {'list': []}}", code(fail), unchanged, body={})
+    assert result.verdicts[1].error == "LookupError: no such price"
     copies = [(copy.destination, copy.headers, copy.body) for copy in result.deliveries]
-    assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)]
+    assert copies == [(0, None, UNCHANGED), (2, None, UNCHANGED)]
 
 
 def test_a_copy_that_cannot_be_pushed_fails(code: Code):

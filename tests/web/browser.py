@@ -46,9 +46,9 @@ TELL_VIOLATIONS = """
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    path = shutil.which("chromium")
+    path = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if path is None:
-        why = "Chromium is not installed (Debian: apt-get install chromium fonts-dejavu-core)"
+        why = "Chromium is not installed (see CONTRIBUTING.md)"
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)

@@ -59,8 +59,8 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     writer = MinuteWriter()
     await connection.execute("SELECT pg_advisory_lock(%s, %s)", LOCK_IDS)
     await writer._topics.observe()
-    assert writer._topics.since is not None, "the rule is there"
-    writer._topics.since = 0
+    assert writer._topics.observed_since is not None, "the rule is there"
+    writer._topics.observed_since = 0
     return writer
 
 

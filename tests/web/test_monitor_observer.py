@@ -104,17 +104,17 @@ async def test_it_is_one_node_while_pages_are_open(monitor: Monitor, world: Worl
     assert monitors(world) == 0
     pages = [await monitor.live(), await monitor.live("T")]
     assert monitors(world) == 1
-    since = monitor.observer.status.since
+    since = monitor.observer.status.first_observed_at
     for page in pages:
         monitor.observer.remove(page)
     # The observer continues from one page to the next.
     third = await monitor.live()
-    assert monitor.observer.status.since == since
+    assert monitor.observer.status.first_observed_at == since
     monitor.observer.remove(third)
     assert monitor.observer._task is not None
     await asyncio.wait_for(monitor.observer._task, 60)
     assert monitors(world) == 0
-    assert monitor.observer.status.since is None
+    assert monitor.observer.status.first_observed_at is None
 
 
 @in_loop
@@ -273,7 +273,7 @@ async def test_live_since_restarts_after_an_outage(monitor: Monitor, world: Worl
         monitor.observer.ident,
     )
     await monitor.until(lambda: status.live_since and status.live_since != before)
-    assert status.as_json(0)["live_since"] > status.since
+    assert status.as_json(0)["live_since"] > status.first_observed_at
     await monitor.until(lambda: "restarted" in [e.event for e in monitor.observer.history.events])
 
 

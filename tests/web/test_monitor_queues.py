@@ -87,6 +87,7 @@ def test_elements_are_shown_and_found_with_the_permission(queues: World):
     for search, found in {"one": 1, "ITALY": 0, "it": 1, "": 4, str(key_of("orders")): 1}.items():
         text = everything.get(ORDERS, {"search": search}).text
         assert text.count('name="element"') == found, search
+    assert everything.get(ORDERS, {"page": f"000000001{'0' * 5000}"}).status_code == 400
     assert "one</pre>" not in some.get(ORDERS).text
     assert 'name="element"' not in some.get(ORDERS, {"search": "one"}).text
     for client, status in (some, 400), (everything, 200):
@@ -99,11 +100,11 @@ def test_elements_are_shown_and_found_with_the_permission(queues: World):
 # The action, its fields, what the confirmation says, what is said afterwards, elements in `orders`.
 ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
     ("pause", {}, "3 available, 1 delayed and 0 reserved", "Paused.", 4),
-    ("resume", {}, "worker.*", "It was not paused.", 4),
+    ("resume", {}, "worker.*", "The queue was not paused.", 4),
     ("purge", {}, "3 available, 1 delayed", "Purged: 3 elements deleted.", 1),
     ("push", {"body": "[1]", "format": "json", "delay": "5"}, "3 bytes", "Pushed a test", 5),
     ("delete", {"element": 0}, "1 element of", "Deleted: 1 element.", 3),
-    ("move", {"all": "1", "to_queue": "NEW"}, "it will be made", "Moved to NEW: 4 elements.", 0),
+    ("move", {"all": "1", "to_queue": "NEW"}, "It will be created", "Moved to NEW: 4 elements.", 0),
     ("delete", {"all": "1", "search": "country"}, "1 element of", "Deleted: 1 element.", 3),
 )
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (

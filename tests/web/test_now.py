@@ -101,7 +101,7 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      r"<b>\u202ex\u2069\u2069” has waited for 7 min: no",
      "/monitor/queues/%3Cb%3E%E2%80%AEx/", "psqlmessages run NODE"),
     (lambda world: push(world, "jobs", 7, awaited_until=timezone.now() + timedelta(hours=1)),
-     "waiting:jobs", "warning", "its consumers are too slow",
+     "waiting:jobs", "warning", "the consumers are too slow",
      "/monitor/queues/jobs/", "more consumers"),
     (lambda world: push(world, "orders", is_paused=True), "paused:orders", "warning",
      "The queue “orders” is paused: 1 element",

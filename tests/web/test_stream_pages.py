@@ -131,13 +131,13 @@ def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: P
         assert error in response.text.replace("&#x27;", "'")
     client.post(f"{url}/reset/", {"to": "start", "confirmed": "1"})
     Subscription.objects.update(pinged_at=F("pinged_at") - timedelta(days=1))
-    assert "has expired: this starts it again" in client.post(f"{url}/reset/", {"to": "end"}).text
+    assert "has expired. It starts again" in client.post(f"{url}/reset/", {"to": "end"}).text
     client.post(f"{url}/reset/", {"to": "start", "confirmed": "1"})
     assert "alive" in text(client, STREAM)
     assert "READER will not read 3 unread messages" in shown(client.post(f"{url}/delete/"))
     assert client.post(f"{url}/delete/", {"confirmed": "1"}).status_code == 302
     assert not Subscription.objects.exists()
-    assert "3 were unread" in LogEntry.objects.latest("pk").change_message
+    assert "3 unread messages" in LogEntry.objects.latest("pk").change_message
     assert client.post(f"{url}/delete/", {"confirmed": "1"}).status_code == 404
 
 

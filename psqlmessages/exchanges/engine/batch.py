@@ -1,4 +1,4 @@
-"""A batch of elements: its maximum size, plan, routing outcomes, copies. Pure."""
+"""Batch of elements: the plan of its exchange, routing outcomes and copies. Pure."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, decode
 # `messages.deliver` accepts at most this many copies in one call.
 _MAX_COPIES: Final = 65_536
 
-# Stands for the number of the destination if a copy goes to a fallback queue.
+# Index of the destination of a copy that goes to a fallback queue.
 FALLBACK_DESTINATION: Final = -1
 
 
 class DeliveryMode(Enum):
     """How elements are taken and delivered.
 
-    WITHIN: in one transaction, because all queues are in one database. The other modes copy to
-    other databases. RESERVED: the element is leased until all copies are delivered. POPPED: the
-    element is removed first, so a copy that cannot be delivered is lost.
+    ONE_DATABASE takes and delivers in one transaction. The other modes copy to other databases.
+    RESERVED leases an element until all copies are delivered. POPPED removes the element first, so
+    a copy that cannot be pushed to another database is lost.
     """
 
-    WITHIN = "within"
+    ONE_DATABASE = "one database"
     RESERVED = "reserved"
     POPPED = "popped"
 
@@ -48,8 +48,8 @@ class DeliveryMode(Enum):
 class ExchangePlan:
     """Plan for the consumers of an exchange.
 
-    The mark of a destination is ``<exchange>/<queue>/<number>``. The number counts the earlier
-    destinations with the same queue, so it is mostly 0, and the mark mostly stays the same when
+    The mark of a destination is ``<exchange>/<namespace>/<queue>/<number>``. The number counts the
+    earlier destinations with the same queue, so it is usually 0. The mark then stays the same when
     other destinations are added, removed or reordered. An element stores the marks of the copies
     already made, so that a retry does not make them again.
     """
@@ -67,7 +67,7 @@ class ExchangePlan:
         """Plan the consumers of an exchange."""
         queues = [destination.queue for destination in exchange.destinations]
         if all(queue.namespace == exchange.source.namespace for queue in queues):
-            mode = DeliveryMode.WITHIN
+            mode = DeliveryMode.ONE_DATABASE
         else:
             mode = DeliveryMode.RESERVED if exchange.reserve else DeliveryMode.POPPED
         # All consumers of a process together take at most ``wsize`` elements at a time.
@@ -96,7 +96,7 @@ class ExchangePlan:
     @property
     def fetches_body(self) -> bool:
         """Whether this process reads bodies: for selectors, or to copy them to other databases."""
-        return self.needs_body or self.mode is not DeliveryMode.WITHIN
+        return self.needs_body or self.mode is not DeliveryMode.ONE_DATABASE
 
     @property
     def namespaces(self) -> set[str]:
@@ -104,14 +104,14 @@ class ExchangePlan:
         queues = (self.exchange.source, *(each.queue for each in self.exchange.destinations))
         return {queue.namespace for queue in queues}
 
-    def push_key(self, destination: int, element: int, pushed_at: int) -> str:
-        """Return the key of a copy in another database: a second push with this key adds nothing.
+    def push_key(self, destination: int, element_id: int, pushed_at: int) -> str:
+        """Return the idempotency key of a copy in another database.
 
-        ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
+        ``pushed_at`` (in microseconds) is part of it, because a recreated database may reuse ids.
         """
         # The number at the end of a mark tells destinations with the same queue apart.
         number = self.marks[destination].rpartition("/")[2]
-        return f"{self.exchange.name}.{element}.{pushed_at}.{number}"
+        return f"{self.exchange.name}.{element_id}.{pushed_at}.{number}"
 
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -119,9 +119,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TakenElement(NamedTuple):
-    """An element from `take` or `reserve`. ``ref``: its id or lease; ``now``: the server's time.
+    """An element from `take` (its ``ref`` is the id) or from `reserve` (its ``ref`` is the lease).
 
-    ``delivered_marks`` are the marks of the copies that an earlier attempt made.
+    ``delivered_marks`` are the marks of the copies that earlier attempts made. ``now`` is the
+    server's time.
     """
 
     ref: str
@@ -137,9 +138,9 @@ class TakenElement(NamedTuple):
 
 
 class LocalCopy(NamedTuple):
-    """A copy in the source's database. Values that equal those of the element are None.
+    """A copy in the source's database. If ``headers`` or ``body`` is None, copy the element's.
 
-    If ``queue`` is None, `deliver` only stores the mark: another database has the copy already.
+    If ``queue`` is None, another database has the copy already, so `deliver` only stores the mark.
     """
 
     ref: str
@@ -171,7 +172,7 @@ class RemoteCopy(NamedTuple):
 
 @dataclass(slots=True)
 class RoutingOutcome:
-    """Outcome of `route` for one element, and the time of its selectors."""
+    """Outcome of `route` for one element, and the total time of the selectors."""
 
     outcome: str
     selector_seconds: float
@@ -187,10 +188,10 @@ class CopyError(NamedTuple):
 
 @dataclass(slots=True)
 class RoutedBatch:
-    """Elements that were taken together: their outcomes, copies and errors.
+    """Elements that were taken together, identified by their refs: outcomes, copies and errors.
 
-    ``remote_copies`` are by namespace. ``failed`` holds elements with a copy that could not be
-    made, ``lost`` those whose leases had expired.
+    The keys of ``remote_copies`` are namespaces. ``failed`` elements caused a data error, or have a
+    copy that could not be made. ``lost`` elements had expired leases.
     """
 
     plan: ExchangePlan
@@ -218,8 +219,8 @@ class RoutedBatch:
                 if verdict.error is not None
             ]
         else:
-            # The cache holds no results with a failed selector, and never answers if there are too
-            # many hops. So the copies alone determine the outcome.
+            # The cache returns no deliveries after a failed selector or too many hops. So the
+            # deliveries alone determine the outcome.
             outcome = "ok" if deliveries else self.plan.exchange.outcome_without_route
             selector_seconds = 0.0
         self.outcome_of[element.ref] = RoutingOutcome(outcome, selector_seconds)
@@ -251,7 +252,7 @@ class RoutedBatch:
 
     def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
-        # The outcome does not matter: ``count_outcomes`` counts each failed element as failed.
+        # Any outcome will do, because ``count_outcomes`` replaces it with "failed".
         self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(element.ref)
 
@@ -282,7 +283,7 @@ class RoutedBatch:
         delay = delivery.delay
         mature = None
         if delivery.mature is not None:
-            # It overrides the delay.
+            # ``mature`` overrides the delay.
             delay = None
             mature = _mature(delivery, element.now)
         pushed_at = (element.pushed_at - _EPOCH) // _MICROSECOND
@@ -307,17 +308,16 @@ class RoutedBatch:
         self.failed.add(ref)
 
     def add_pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
-        """Record which copies another database has accepted, and the errors of the others."""
+        """Record the result of a push: for each copy an error, or None if it was pushed."""
         for copy, error in zip(copies, errors, strict=True):
             if error is None:
-                # If the element fails because of another copy, this copy's mark prevents a second
-                # push.
+                # If another copy of the element fails, this mark prevents a second push.
                 self.copies.append(LocalCopy(copy.ref, copy.destination, copy.mark, None))
             else:
                 self._fail(copy.ref, copy.destination, error)
 
     def add_delivered(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
-        """Record the answer of `deliver`: elements that were lost, and copies that were refused."""
+        """Record the answer of `deliver`: the elements that are lost, and the refused copies."""
         self.lost.update(lost)
         if not refused:
             return
@@ -326,7 +326,7 @@ class RoutedBatch:
             self._fail(ref, destinations[mark, ref], reason)
 
     def count_outcomes(self) -> dict[str, tuple[int, float]]:
-        """Return the number of elements and the time of their selectors, by outcome."""
+        """Return the number of elements, without lost ones, and selector seconds, by outcome."""
         counts: dict[str, tuple[int, float]] = {}
         for ref, outcome in self.outcome_of.items():
             if ref not in self.lost:
@@ -336,7 +336,7 @@ class RoutedBatch:
         return counts
 
     def count_copies(self) -> Counter[int]:
-        """Return how many copies each destination received."""
+        """Return how many copies of this batch each destination (by index) received."""
         refused = {(error.ref, error.destination) for error in self.copy_errors}
         return Counter(
             copy.destination
@@ -365,7 +365,7 @@ def _local_copy(element: TakenElement, delivery: Delivery, mark: str, queue: str
 
 def _json(headers: dict[str, Any]) -> str:
     text = json.dumps(headers, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Lone surrogates, which UTF-8 cannot represent, raise here, so that only this copy fails.
+    # UTF-8 cannot represent lone surrogates. Raise UnicodeEncodeError now: only this copy fails.
     text.encode()
     return text
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-# Same values as ExchangeCount.Outcome, which this module cannot import: it must not use Django.
+# Values of ExchangeCount.Outcome, a class that this module cannot import: it must not use Django.
 OK: Final = "ok"
 TO: Final = "to"
 BAD_SELECTOR: Final = "bad_selector"
@@ -35,10 +35,10 @@ class Histogram:
             self.buckets[index] += number
 
     def quantile(self, share: float) -> float | None:
-        """Return the seconds within which this share of the elements finished, or None.
+        """Return the seconds within which this share of elements finished; None if there are none.
 
-        Elements are assumed to be evenly distributed within a bucket. In the last bucket they count
-        as ``inf``.
+        The elements of a bucket are assumed to be evenly distributed. In the last bucket, which has
+        no upper bound, the result is ``inf``.
         """
         rank = share * sum(self.buckets)
         below, lower = 0, 0.0
@@ -52,7 +52,7 @@ class Histogram:
 class ExchangeCounters:
     """Counters of one exchange, and how often its consumers waited after an error.
 
-    The key of a counter is an outcome, and the index of a destination or -1 for all of them.
+    A key of ``entries`` is an outcome and the index of a destination, or -1 for elements.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class ExchangeCounters:
     def add_elements(
         self, outcome: str, number: int, seconds: float, selector_seconds: float
     ) -> None:
-        """Count elements that took ``seconds`` each; ``selector_seconds`` is their sum."""
+        """Count elements that took ``seconds`` each, and ``selector_seconds`` in total."""
         counter = self._counter(outcome)
         counter.count += number
         counter.seconds += number * seconds
@@ -79,7 +79,7 @@ class ExchangeCounters:
         self._counter(BAD_SELECTOR, destination).count += 1
 
     def add(self, outcome: str, destination: int, other: Histogram) -> None:
-        """Add a counter of another process."""
+        """Add a counter of another task or process."""
         self._counter(outcome, destination).add(other)
 
     def _counter(self, outcome: str, destination: int = -1) -> Histogram:
@@ -102,7 +102,7 @@ class ExchangeCounters:
         return self.entries.get((outcome, -1), Histogram()).count
 
     def list_unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Histogram]]:
-        """Yield the changed counters, and that of ok as the heartbeat of a running exchange."""
+        """Yield the changed counters; if running, also that of ``ok``, which is the heartbeat."""
         for (outcome, destination), counter in self.entries.items():
             is_heartbeat = is_running and outcome == OK
             if is_heartbeat or self._written.get((outcome, destination), 0) != counter.count:

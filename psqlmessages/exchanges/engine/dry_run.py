@@ -25,7 +25,7 @@ NAME_HEADER: Final = "x-exchange-name"
 class DryRunCopy:
     """A copy that would be pushed.
 
-    It becomes available after ``delay`` seconds, or at ``mature``, in seconds since 1970.
+    It becomes available after ``delay`` seconds. ``mature``, in seconds since 1970, overrides that.
     """
 
     queue: QueueRef
@@ -38,7 +38,7 @@ class DryRunCopy:
 
 @dataclass(frozen=True)
 class DryRunDestination:
-    """A destination: the verdict of its selector, and the copy that it would get."""
+    """A destination: the verdict of its selector, and the copy that it would get, or None."""
 
     queue: QueueRef
     verdict: Verdict
@@ -49,7 +49,7 @@ class DryRunDestination:
 class DryRun:
     """Result of a dry run.
 
-    ``fallback`` is the copy in a fallback queue, if no destination gets a copy.
+    ``fallback`` is the copy that a fallback queue would get, or None.
     """
 
     outcome: Outcome
@@ -60,7 +60,7 @@ class DryRun:
 def dry_run_exchange(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> DryRun:
-    """Route a message without changing it. Selectors in Python code may have side effects."""
+    """Route a message without changing or pushing it. Functions may still have side effects."""
     routed = route(exchange, replace(message), now=now or datetime.now(UTC))
     headers = {**message.headers, HOP_HEADER: read_hop_count(message.headers) + 1}
     copies = {

@@ -19,14 +19,14 @@ from psqlmessages.retry import Backoff, error_line
 ANSWER_SECONDS: Final = 5
 _TIMEOUT: Final = f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'"
 _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.5), timedelta(seconds=15)
-# By queue and push key, which together identify a copy: the error, or None if it was pushed.
-Errors = dict[tuple[str, str], str | None]
+# The keys are a queue and a push key, which identify a copy. None: the copy was pushed.
+PushErrors = dict[tuple[str, str], str | None]
 
-# Bodies and headers of a transaction. A single copy may be larger.
+# Limit for the bodies and headers of a transaction. A single copy may exceed this limit.
 _MAX_CHARACTERS: Final = 8 * 1024 * 1024
-# Error numbers that concern one copy (body, headers, key), not the queue or the exchange.
+# Numbers of errors that concern one copy (body, headers, key), not the queue or the exchange.
 _COPY_ERRORS: Final = ("51", "54", "55", "63")
-# SQLSTATE classes of errors in the data sent: data, constraints, program limits.
+# SQLSTATE classes of errors that sent data causes: invalid data, constraints, program limits.
 _DATA_ERRORS: Final = ("22", "23", "54")
 
 
@@ -44,8 +44,8 @@ class CircuitBreaker:
         self._last_error = ""
         self._failed_at = 0.0
 
-    def error(self) -> str | None:
-        """Return an error if no attempt is allowed now. After each pause, one caller may try."""
+    def begin_attempt(self) -> str | None:
+        """Return an error if no attempt is allowed now. After each pause, allow one attempt."""
         now = monotonic()
         if not self.backoff.failures:
             return None
@@ -55,7 +55,7 @@ class CircuitBreaker:
         return None
 
     def on_failure(self, error: Exception, started_at: float) -> None:
-        """Record a failed attempt. Of concurrent attempts that fail, only the first one counts."""
+        """Record a failed attempt. Of concurrent failures, only the first one extends the pause."""
         self._last_error = error_line(error)
         if started_at > self._failed_at:
             self._failed_at = monotonic()
@@ -71,10 +71,10 @@ class RemotePusher:
         self._circuit = circuit
 
     async def push(self, copies: Sequence[RemoteCopy]) -> list[str | None]:
-        """Push copies; return None or an error for each of them."""
-        if (circuit_error := self._circuit.error()) is not None:
+        """Push copies; return None or an error for each copy, in order."""
+        if (circuit_error := self._circuit.begin_attempt()) is not None:
             return [circuit_error] * len(copies)
-        errors: Errors = {}
+        errors: PushErrors = {}
         started_at = monotonic()
         try:
             for groups in _split(copies):
@@ -87,18 +87,18 @@ class RemotePusher:
         self._circuit.backoff.reset()
         return [errors[copy.queue, copy.key] for copy in copies]
 
-    async def _push_groups(self, groups: list[list[RemoteCopy]]) -> Errors:
-        """Push groups in one transaction; if a copy causes an error, push the copies one by one."""
+    async def _push_groups(self, groups: list[list[RemoteCopy]]) -> PushErrors:
+        """Push groups in one transaction; push singly after an error that one copy may cause."""
         copies = [copy for group in groups for copy in group]
         if len(copies) == 1:
             return await self._push_singly(copies)
         try:
             answers = await self._execute(groups)
         except psycopg.Error as error:
-            if not await self._can_continue(error):
+            if not await self._recover(error):
                 raise
             return await self._push_singly(copies)
-        errors: Errors = {}
+        errors: PushErrors = {}
         for group, answer in zip(groups, answers, strict=True):
             if answer["Err"] in _COPY_ERRORS and len(group) > 1:
                 errors.update(await self._push_singly(group))
@@ -106,29 +106,29 @@ class RemotePusher:
                 errors.update({(copy.queue, copy.key): _error_text(answer) for copy in group})
         return errors
 
-    async def _push_singly(self, copies: list[RemoteCopy]) -> Errors:
+    async def _push_singly(self, copies: list[RemoteCopy]) -> PushErrors:
         """Push each copy in its own transaction."""
-        errors: Errors = {}
+        errors: PushErrors = {}
         for copy in copies:
             try:
                 (answer,) = await self._execute([[copy]])
                 errors[copy.queue, copy.key] = _error_text(answer)
             except psycopg.Error as error:
-                if not await self._can_continue(error):
+                if not await self._recover(error):
                     raise
                 errors[copy.queue, copy.key] = error_line(error)
         return errors
 
     async def _execute(self, groups: list[list[RemoteCopy]]) -> list[Any]:
-        """Push groups in one transaction; return the answer for each of them."""
+        """Push groups in one transaction; return one answer for each group."""
         statements = [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in groups)]
         _, *results = await self._connection.execute_transaction(statements)
         return [rows[0][0] for rows in results]
 
-    async def _can_continue(self, error: psycopg.Error) -> bool:
-        """Roll back; return whether the connection works, and the data caused the error."""
+    async def _recover(self, error: psycopg.Error) -> bool:
+        """Roll back. Return whether the connection is open and a copy may have caused the error."""
         await self._connection.reset()
-        # The SQL functions of this package raise errors with SQLSTATE PM….
+        # SQL functions of this package raise errors with an SQLSTATE that begins with PM.
         is_own_error = (error.sqlstate or "").startswith("PM")
         return self._connection.is_open and (is_own_error or is_data_error(error))
 
@@ -146,7 +146,7 @@ def _error_text(answer: Any) -> str | None:
 
 
 def _split(copies: Sequence[RemoteCopy]) -> Iterator[list[list[RemoteCopy]]]:
-    """Yield the copies of one transaction at a time, in groups that share a statement."""
+    """Yield the copies of each transaction, as a list of groups. Each group is one statement."""
     groups: dict[tuple[object, ...], list[RemoteCopy]] = {}
     size = 0
     for copy in copies:

@@ -36,7 +36,8 @@ logger = logging.getLogger("psqlmessages")
 class ExchangeLog:
     """Counts the results of the consumers of an exchange, and logs their errors.
 
-    ``may_lack_rules`` is true at the start, and after an error that a missing rule may have caused.
+    ``may_lack_rules`` is true until the first check of rules, and after errors that missing rules
+    may have caused.
     """
 
     def __init__(self, plan: ExchangePlan, counters: ExchangeCounters) -> None:
@@ -89,7 +90,7 @@ class ExchangeLog:
         self._log.warning("exchange %s: unexpected error", self._name, exc_info=error)
 
 
-# The consumers of one exchange. One of them watches the queue, the others wait for it.
+# The consumers of one exchange. One idle consumer watches the queue, the others wait until woken.
 
 
 class DatabaseHandle:
@@ -106,10 +107,10 @@ class ExchangeRunner:
     """Runs the consumers of one exchange until stopped; each finishes its current batch."""
 
     def __init__(
-        self, plan: ExchangePlan, namespaces: dict[str, DatabaseHandle], counters: ExchangeCounters
+        self, plan: ExchangePlan, databases: dict[str, DatabaseHandle], counters: ExchangeCounters
     ) -> None:
         self.plan = plan
-        self.namespaces = namespaces
+        self.databases = databases
         self.log = ExchangeLog(plan, counters)
         self.is_stopping = False
         self.wakeups = 0
@@ -123,7 +124,7 @@ class ExchangeRunner:
     @property
     def source(self) -> DatabaseHandle:
         """The database of the source."""
-        return self.namespaces[self.plan.exchange.source.namespace]
+        return self.databases[self.plan.exchange.source.namespace]
 
     async def run(self) -> None:
         """Run the consumers until stopped."""
@@ -150,11 +151,11 @@ class ExchangeRunner:
         self._queue_state = None
         self._woken.set()
         if not self._has_watcher:
-            # The consumer that watched may be busy with a batch, so wake one that is not.
+            # No consumer watches the queue now, so wake one of those that wait.
             self._wake_one()
 
     def on_elements_found(self) -> None:
-        """Wake another consumer: it takes more elements, or watches the queue."""
+        """Wake another consumer, which takes more elements or watches the queue."""
         self._schedule.reset()
         self._queue_state = None
         self._wake_one()
@@ -162,8 +163,8 @@ class ExchangeRunner:
     async def wait_for_work(self, wakeups: int) -> None:
         """Wait until elements may be available.
 
-        ``wakeups`` is the number of wake-ups before the caller found the queue empty; if it has
-        changed, do not wait. Raise psycopg.Error or MessagesError if listening fails.
+        ``wakeups`` is the value of ``self.wakeups`` before the caller found the queue empty. If the
+        value has changed, do not wait. Raise psycopg.Error or MessagesError if listening fails.
         """
         if self.is_stopping or self.wakeups != wakeups:
             return
@@ -179,7 +180,7 @@ class ExchangeRunner:
             self._has_watcher = False
 
     async def pause(self, seconds: float) -> None:
-        """Wait after an error, or until stopped."""
+        """Wait after an error; return early if stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
@@ -192,7 +193,7 @@ class ExchangeRunner:
                 return
 
     async def _watch(self, wakeups: int) -> None:
-        """Wait for a notification, or until it is time to poll."""
+        """Wait for a notification or the time to poll; do not wait if listening has just begun."""
         queue_state = self._queue_state
         if queue_state is None or queue_state.is_stale(monotonic()):
             source = self.plan.exchange.source.name
@@ -215,13 +216,14 @@ _CLOSING_SECONDS = 5
 _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.1), timedelta(seconds=5)
 # Elements to route before other tasks may run: a few milliseconds of work.
 _ROUTED_PER_TURN = 200
-# Approximate limit for the bodies of a batch. Their size is unknown at first, so start small.
+# Approximate limit for the bodies of a batch.
 _MAX_BATCH_CHARACTERS = 16 * 1024 * 1024
+# The size of the bodies is unknown at first, so start with a small batch.
 _FIRST_BATCH_SIZE = 10
 
 
 class PrefetchedBatch(NamedTuple):
-    """Elements that were taken in the round trip of the previous delivery, and when it began."""
+    """Elements taken in the round trip of the previous delivery, and the time when it began."""
 
     elements: list[TakenElement]
     started_at: float
@@ -236,17 +238,17 @@ class ExchangeConsumer:
         self._log = runner.log
         self._connection = ReconnectingConnection(runner.source.address, _ANSWER_SECONDS)
         self._pushers = {
-            alias: RemotePusher(runner.plan.ident, namespace.address, namespace.circuit)
-            for alias, namespace in runner.namespaces.items()
+            alias: RemotePusher(runner.plan.ident, database.address, database.circuit)
+            for alias, database in runner.databases.items()
             if alias != runner.source.alias
         }
         self._backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
         self._batch_size = self._plan.batch_size
         if self._plan.fetches_body:
             self._batch_size = min(_FIRST_BATCH_SIZE, self._batch_size)
-        # After a data error, take this many elements one at a time, to find the one that causes it.
+        # Number of elements to take one at a time, to find the element that caused a data error.
         self._single_count = 0
-        # The element to fail without routing, because it caused a data error; 0 if there is none.
+        # Id of the element to fail without routing, because it caused a data error; 0: none.
         self._poison_id = 0
         self._requested_size = 0
         self._prefetched: PrefetchedBatch | None = None
@@ -259,7 +261,7 @@ class ExchangeConsumer:
         finally:
             for pusher in self._pushers.values():
                 await pusher.close()
-            # A prefetched batch is rolled back, so that others can take it immediately.
+            # This rolls back a prefetched batch, so that other consumers can take its elements.
             await self._connection.shut_down(_CLOSING_SECONDS)
 
     async def _run_step(self) -> None:
@@ -313,7 +315,7 @@ class ExchangeConsumer:
             await self._connection.execute(Query("COMMIT"))
             return None
         may_prefetch = (
-            self._plan.mode is DeliveryMode.WITHIN
+            self._plan.mode is DeliveryMode.ONE_DATABASE
             and len(elements) == self._requested_size
             and not self._single_count
         )
@@ -339,8 +341,8 @@ class ExchangeConsumer:
     async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
 
-        If no element was taken, `_take` tries again before this consumer waits. Otherwise it would
-        miss a notification that arrived after this attempt.
+        If this takes no element, `_take` tries again before the consumer waits. Without a second
+        attempt, the consumer could miss a notification that arrived after the first one.
         """
         started_at = monotonic()
         take = self._take_queries(self._batch_size)
@@ -371,10 +373,10 @@ class ExchangeConsumer:
     async def _deliver(
         self, batch: RoutedBatch, elements: list[TakenElement], deadline: float
     ) -> None:
-        """Deliver reserved elements; if the connection breaks, retry while the leases are valid.
+        """Deliver reserved elements. If the connection breaks, retry until ``deadline``.
 
-        If the first attempt succeeded but its answer was lost, the leases are gone, and the retry
-        changes nothing.
+        If the first attempt succeeded but its answer was lost, the retry changes nothing, because
+        the leases no longer exist. After any other error, release the elements and raise the error.
         """
         while True:
             try:
@@ -408,7 +410,7 @@ class ExchangeConsumer:
         return batch
 
     async def _push(self, batch: RoutedBatch) -> None:
-        """Push to the other databases concurrently."""
+        """Push the remote copies to all other databases concurrently."""
         to_push = {
             alias: [copy for copy in copies if copy.ref not in batch.lost]
             for alias, copies in batch.remote_copies.items()
@@ -434,7 +436,7 @@ class ExchangeConsumer:
         self._batch_size = max(1, min(self._plan.batch_size, by_size, by_growth))
 
     def _isolate_failure(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
-        """After a data error, retry one element at a time, and fail the one that causes it."""
+        """After a data error, take one element at a time, and fail the one that causes it."""
         if is_data_error(error):
             self._single_count = len(elements)
             if len(elements) == 1:

@@ -1,4 +1,4 @@
-"""Statements that take and deliver elements, and the reconnecting connection."""
+"""Queries that take and deliver elements, and a connection that reconnects."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Query:
     is_binary: bool = False
 
 
-# Override the default of the role: at a stricter level, consumers of one queue cause serialization
-# errors for each other, and popped elements cannot be pushed again. Through a pooler, backends are
-# shared with other clients, so do not change their settings.
+# Override the isolation level of the role. At a stricter level, consumers of one queue would cause
+# serialization errors for each other, and copies of popped elements would be lost. A pooler shares
+# backends with other clients, so do not change the level there.
 _READ_COMMITTED: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s
         THEN set_config('default_transaction_isolation', 'read committed', false) END
@@ -57,7 +57,7 @@ class ReconnectingConnection:
         """Whether the connection is open, as far as known."""
         return self._connection is not None and not self._connection.closed
 
-    async def _open(self) -> AsyncConnection:
+    async def _ensure_open(self) -> AsyncConnection:
         """Return the connection; open it if necessary."""
         if self._connection is not None and not self._connection.closed:
             return self._connection
@@ -75,7 +75,7 @@ class ReconnectingConnection:
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each."""
-        connection = await self._open()
+        connection = await self._ensure_open()
         try:
             if len(queries) == 1:
                 cursors = [await _execute(connection, queries[0])]
@@ -91,17 +91,17 @@ class ReconnectingConnection:
     async def execute_and_prefetch(
         self, queries: Sequence[Query], prefetch: Sequence[Query]
     ) -> tuple[list[list[Row]], list[list[Row]] | None]:
-        """Run statements that end with a commit, and those that begin the next transaction.
+        """Run ``queries``, which end with a commit, and ``prefetch``, which begins a transaction.
 
-        All take one round trip. Return the rows of each statement. The second list is None if a
-        statement in ``prefetch`` failed. Its transaction is then rolled back. To get the error, run
-        these statements alone.
+        Both take one round trip. Return the rows of ``queries`` and of ``prefetch``. If a query in
+        ``prefetch`` fails, roll its transaction back, and return None instead of its rows. To get
+        the error, run ``prefetch`` alone.
         """
-        connection = await self._open()
+        connection = await self._ensure_open()
         cursors: list[psycopg.AsyncCursor[Row]] = []
         try:
             async with connection.pipeline():
-                # Not a comprehension: after an error, the cursors before it are needed.
+                # Not a comprehension: the cursors before an error are needed below.
                 for query in (*queries, *prefetch):
                     cursors.append(await _execute(connection, query))  # noqa: PERF401
         except psycopg.Error as error:
@@ -155,8 +155,8 @@ async def _execute(connection: AsyncConnection, query: Query) -> psycopg.AsyncCu
     return await connection.execute(query.sql, query.parameters, binary=query.is_binary)
 
 
-# Duration of a lease. A transaction has the same idle timeout, because the process that has taken
-# the elements may have died.
+# Duration of a lease, and idle timeout of a transaction that has taken elements. The timeout
+# returns the elements if the process has died.
 LEASE_SECONDS: Final = 120
 _LIMIT_IDLE_TIME: Final = (
     "SELECT set_config('idle_in_transaction_session_timeout', '120s', true), statement_timestamp()"
@@ -169,8 +169,8 @@ _RESERVE: Final = (
     "SELECT lease, id, body, enc, headers, tries, hops, pushed_at, delivered,"
     " statement_timestamp() FROM messages.reserve(%s, %s, %s, %s)"
 )
-# Measured: psycopg's text arrays take ten times as long as its binary arrays, and these three times
-# as long as `_array_literal`.
+# Measured: psycopg's binary arrays take three times as long as `_array_literal`, and its text
+# arrays 30 times as long.
 _DELIVER: Final = (
     "SELECT messages.deliver(%s, %s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],"
     " %b::text[], %b::text[], %b::text[], %b::timestamptz[], %b::int[])"
@@ -182,30 +182,30 @@ _PUSH: Final = (
 
 
 def take(ident: str, queue: str, count: int, *, with_body: bool) -> list[Query]:
-    """Begin a transaction that takes elements; `read_taken` reads the answers."""
+    """Create the queries that begin a transaction and take elements. `read_taken` reads answers."""
     take_query = Query(_TAKE, (ident, queue, count, with_body), is_binary=True)
     return [Query("BEGIN"), Query(_LIMIT_IDLE_TIME, is_binary=True), take_query]
 
 
 def read_taken(answers: Sequence[Sequence[Row]]) -> list[TakenElement]:
-    """Read the answers to `take`; the second one contains the server's time."""
+    """Read the answers to the three queries of `take`."""
     _, time_rows, rows = answers
     now = time_rows[0][1]
     return [TakenElement._make((*row, now)) for row in rows]
 
 
 def reserve(ident: str, queue: str, count: int) -> Query:
-    """Reserve elements for LEASE_SECONDS."""
+    """Create a query that reserves elements for LEASE_SECONDS."""
     return Query(_RESERVE, (ident, queue, count, LEASE_SECONDS), is_binary=True)
 
 
 def release(ident: str, leases: Sequence[str]) -> Query:
-    """Give elements back without counting an attempt."""
+    """Create a query that gives elements back without counting an attempt."""
     return Query("SELECT messages.release(%s, VARIADIC %b::text[])", (ident, list(leases)))
 
 
 def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
-    """Deliver the copies of a batch in the source's database, and finish its elements."""
+    """Create a query that pushes local copies, removes elements, and gives back ``failed`` ones."""
     copies = batch.copies
     return Query(
         _DELIVER,
@@ -229,7 +229,7 @@ _NO_CHANGES: Final = (None,) * len(_CHANGES)
 
 
 def _change_columns(copies: Sequence[LocalCopy]) -> Sequence[list[Any] | None]:
-    """Return the differences from the elements in columns; None for a column without values."""
+    """Return the changed values of copies in columns; None for a column without values."""
     changes = [copy[_FIRST_CHANGE:] for copy in copies]
     if changes.count(_NO_CHANGES) == len(changes):
         return _NO_CHANGES
@@ -244,7 +244,7 @@ def _array_literal(texts: Iterable[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _quote(text: str | None) -> str:
-    """Format an element of an array; None is null."""
+    """Quote an element of an array; return NULL for None."""
     if text is None:
         return "NULL"
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -252,7 +252,7 @@ def _quote(text: str | None) -> str:
 
 
 def push(ident: str, copies: Sequence[RemoteCopy]) -> Query:
-    """Push copies that differ only in bodies, headers and keys."""
+    """Create a query that pushes copies, which may differ only in body, headers and key."""
     first = copies[0]
     return Query(
         _PUSH,

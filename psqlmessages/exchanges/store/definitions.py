@@ -50,7 +50,7 @@ Path = tuple[str | int, ...]
 
 
 class ExchangeError(NamedTuple):
-    """An error as a sentence, and its path in the document."""
+    """An error in a document, as a sentence, and the path of the value that causes it."""
 
     path: Path
     sentence: str
@@ -59,7 +59,7 @@ class ExchangeError(NamedTuple):
         return f"{format_path(self.path)}: {self.sentence}" if self.path else self.sentence
 
     def under(self, *above: str | int) -> ExchangeError:
-        """Return this error with these steps in front of its path."""
+        """Return this error with ``above`` in front of its path."""
         return ExchangeError((*above, *self.path), self.sentence)
 
 
@@ -67,7 +67,7 @@ _MAX_ERRORS = 20
 
 
 class MalformedExchanges(ValueError):
-    """Invalid definitions. Of many errors, the last one says how many more there are."""
+    """Invalid definitions. After 20 ``errors``, one more says how many were left out."""
 
     def __init__(self, errors: list[ExchangeError]) -> None:
         further = len(errors) - _MAX_ERRORS
@@ -105,8 +105,8 @@ class DefinedDestination:
 class DefinedExchange:
     """Definition of an exchange.
 
-    ``starts_running`` says whether a new exchange runs. Later, whether an exchange runs is not part
-    of its definition. ``no_route``: one of NO_ROUTE_ACTIONS.
+    ``starts_running`` says whether a new exchange runs. Storing the definition of an existing
+    exchange does not start or stop it. ``no_route`` is one of NO_ROUTE_ACTIONS.
     """
 
     name: str
@@ -124,11 +124,11 @@ class DefinedExchange:
 
     @property
     def queues(self) -> set[QueueRef]:
-        """All queues that it takes from or pushes to."""
+        """The source and all destinations."""
         return {self.source, *(destination.queue for destination in self.destinations)}
 
     def errors(self) -> Iterator[ExchangeError]:
-        """Yield the errors of this definition, with paths in its document."""
+        """Yield the errors of this definition. Their paths begin in its document."""
         if sentence := name_error(self.name, EXCHANGE_CHARACTERS):
             yield ExchangeError(("name",), sentence)
         yield from _range_errors("parallel", self.parallel, MAX_PARALLEL)
@@ -212,7 +212,7 @@ _Value = TypeVar("_Value", str, int, bool, list[Any], dict[str, Any])
 
 
 def parse_text(text: bytes | str) -> tuple[DefinedExchange, ...]:
-    """Read YAML or JSON text of all exchanges; raise MalformedExchanges, or YAMLMissing."""
+    """Read YAML or JSON text of exchanges; raise as `read_document` and `parse_document` do."""
     return parse_document(read_document(text))
 
 
@@ -225,9 +225,9 @@ def read_document(text: bytes | str) -> Any:
 
 
 def parse_document(document: Any) -> tuple[DefinedExchange, ...]:
-    """Read a JSON document of all exchanges: ``{"exchanges": {NAME: {...}}}``.
+    """Read a JSON document of exchanges: ``{"exchanges": {NAME: {...}}}``.
 
-    Raise MalformedExchanges with all errors.
+    Raise MalformedExchanges with all errors, or SelectorsUnavailable for an expression.
     """
     reader = _DocumentReader()
     fields = reader.fields(document, (), ("exchanges",), required=("exchanges",))
@@ -242,7 +242,7 @@ def parse_document(document: Any) -> tuple[DefinedExchange, ...]:
 def parse_exchange(name: str, document: Any) -> DefinedExchange:
     """Read the JSON document of one exchange: ``{"consumer": ..., "src": ..., "dst": [...]}``.
 
-    Raise MalformedExchanges with all errors. Their paths begin in this document.
+    Raise as `parse_document` does. The paths of errors begin in this document.
     """
     reader = _DocumentReader()
     exchange = reader.exchange(name, document, ())
@@ -303,7 +303,7 @@ class _DocumentReader:
     def fields(
         self, document: Any, path: Path, known: tuple[str, ...], required: tuple[str, ...] = ()
     ) -> dict[str, Any]:
-        """Return the known fields of a map."""
+        """Return the known fields of a map; add errors for unknown and missing ones."""
         listed = ", ".join(known)
         if not isinstance(document, dict):
             self._add(path, f"{_describe(document)} is not a map of {listed}.")
@@ -317,7 +317,7 @@ class _DocumentReader:
         return {field: document[field] for field in known if field in document}
 
     def value(self, fields: dict[str, Any], field: str, path: Path, default: _Value) -> _Value:
-        """Return the value of a field, or the default if it has another type."""
+        """Return the value of a field, or the default if it is missing or has another type."""
         value = fields.get(field, default)
         if type(value) is type(default):
             return value
@@ -327,7 +327,7 @@ class _DocumentReader:
     def _destination(self, document: Any, path: Path) -> DefinedDestination:
         fields = self.fields(document, path, DESTINATION_FIELDS, ("queue",))
         if fields.get("selector", "") is None:
-            # Null is the same as no selector.
+            # Null means no selector.
             del fields["selector"]
         return DefinedDestination(
             self._queue(fields, path), self.value(fields, "selector", path, "")
@@ -339,15 +339,15 @@ class _DocumentReader:
         )
 
     def _add_value_errors(self, exchange: DefinedExchange, path: Path) -> None:
-        """Add the errors of the values, but not of defaults that replace invalid values."""
-        known = {error.path for error in self._errors}
+        """Add the errors of the values, except for values that replace invalid or missing ones."""
+        known_paths = {error.path for error in self._errors}
         for error in exchange.errors():
             full_path = (*path, *error.path)
             if path and error.path == ("name",):
                 full_path = path
-            # The paths of the field, and of the fields of this document that contain it.
+            # The path of the field, and the paths of the fields that contain it.
             prefixes = {full_path[:end] for end in range(len(path) + 1, len(full_path) + 1)}
-            if not known & prefixes:
+            if not known_paths & prefixes:
                 self._add(full_path, error.sentence)
 
     def _add(self, path: Path, sentence: str) -> None:

@@ -1,7 +1,7 @@
 """Definition files: conversion between YAML or JSON text and plain values. Pure.
 
-Of YAML only the JSON subset is accepted: no tags and no aliases. Every plain word is text, except
-null, true, false and whole numbers.
+Only the YAML that JSON can express is accepted: no tags and no aliases. Every plain word is text,
+except null, true, false and whole numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def write_json(document: Any) -> str:
 
 
 def write_yaml(document: Any) -> str:
-    """Write YAML, with a line for each value that is not nested; raise YAMLMissing."""
+    """Write YAML, in which a map or list without nested ones takes one line; raise YAMLMissing."""
     if yaml is None:
         raise YAMLMissing
     written: str = yaml.dump(
@@ -73,11 +73,11 @@ def write_yaml(document: Any) -> str:
 
 class _Dumper(SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write repeated values in full: aliases are not read."""
+        """Write repeated values in full, because `parse` refuses aliases."""
         return True
 
     def represent_str(self, text: str) -> Any:
-        """Write a text; in other quotes, U+0085 would be read as a space."""
+        """Write a text, in double quotes if they must escape a character such as U+0085."""
         style = None if text.isprintable() else '"'
         return self.represent_scalar(f"{_TAG}str", text, style=style)
 

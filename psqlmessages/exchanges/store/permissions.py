@@ -26,7 +26,7 @@ logger = logging.getLogger("psqlmessages")
 _RULE_TIMEOUT_SECONDS = 60
 _CONNECT_SECONDS = 3
 _CHECK_SECONDS = 5.0
-# Missing rules to store for an exchange, which may have 1,000 destinations.
+# Limit of the missing rules that are stored for an exchange, which may have 1,000 destinations.
 _MAX_DESCRIBED = 20
 _LIMIT_QUERY_TIME = "SET statement_timeout = '5s'"
 _PERMISSIONS = """
@@ -43,7 +43,7 @@ _PERMISSIONS = """
 
 
 class MissingRule(NamedTuple):
-    """The namespace in which a rule is missing, and the statement that adds it."""
+    """The namespace in which a rule is missing, and the statement that adds or extends the rule."""
 
     namespace: str
     statement: str
@@ -53,7 +53,7 @@ class MissingRule(NamedTuple):
 
 
 class MissingRuleCheck:
-    """Finds the missing rules of an exchange from time to time, and logs each once."""
+    """Finds the missing rules of an exchange, and logs each rule once while it is missing."""
 
     def __init__(self) -> None:
         self.rules: set[MissingRule] = set()
@@ -67,9 +67,9 @@ class MissingRuleCheck:
     def check(self, exchange: DefinedExchange, using: str) -> None:
         """Find the missing rules, and log those that the last check did not find."""
         self._next_at = monotonic() + _CHECK_SECONDS
-        found = find_missing_rules([exchange], using)
-        # Nothing is known about a database that did not answer, so keep its rules.
-        missing = {*found.rules, *(rule for rule in self.rules if rule.namespace in found.errors)}
+        result = find_missing_rules([exchange], using)
+        # Nothing is known about a database that could not be queried, so keep its missing rules.
+        missing = {*result.rules, *(rule for rule in self.rules if rule.namespace in result.errors)}
         for rule in sorted(missing - self.rules):
             logger.warning(
                 "exchange %s: a rule is missing in database %s. Add it with: %s",
@@ -78,7 +78,7 @@ class MissingRuleCheck:
         self.rules = missing
 
     def describe(self) -> list[str]:
-        """Return the first missing rules, as texts."""
+        """Return at most _MAX_DESCRIBED missing rules, as texts."""
         return list(map(str, sorted(self.rules)[:_MAX_DESCRIBED]))
 
 
@@ -122,9 +122,9 @@ def find_missing_rules(
 ) -> MissingRules:
     """Return the rules that are missing for the role of Django's connection in each namespace.
 
-    `using` is the alias that the exchanges are read from. It is queried on Django's connection,
-    within its transaction. Other databases are queried on separate connections with timeouts of
-    a few seconds, so that an unreachable database causes little delay.
+    The database `using` stores the exchanges. It is queried on Django's connection, within its
+    transaction. Other databases are queried on separate connections with timeouts of a few seconds,
+    so that an unreachable database causes little delay.
     """
     exchanges = list(exchanges)
     missing = MissingRules([], {})
@@ -141,10 +141,10 @@ def find_missing_rules(
 def add_missing_rules(
     exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS
 ) -> list[MissingRule]:
-    """Add the rules that are missing in this database; return them.
+    """Add the rules that an exchange lacks in the database `using`; return them.
 
-    The rules of other databases are left to their administrators. Raise OperationalError if rules
-    cannot be changed now.
+    Rules of other databases are not added. Raise OperationalError if another change of rules holds
+    the lock for too long.
     """
     added = []
     with transaction.atomic(using=using):
@@ -184,7 +184,7 @@ def _find_missing_permissions(
 def _needed_modes(
     exchanges: Iterable[DefinedExchange], namespace: str
 ) -> dict[tuple[str, str], set[str]]:
-    """Return the modes that each node name needs for each queue of a namespace."""
+    """Return the modes that are needed in a namespace, for each pair of node name and queue."""
     needed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for exchange in exchanges:
         ident = ident_of(exchange.name)

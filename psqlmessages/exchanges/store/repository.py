@@ -38,7 +38,7 @@ class ExchangeExists(Exception):
 
 
 def rows(using: str = DEFAULT_DB_ALIAS) -> QuerySet[Exchange]:
-    """Return all exchanges with their destinations, in two queries."""
+    """Return a query set of all exchanges with their destinations. It makes two queries."""
     return Exchange.objects.using(using).prefetch_related("destinations")
 
 
@@ -65,7 +65,7 @@ def to_definition(row: Exchange) -> DefinedExchange:
 
 
 def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
-    """Compile an exchange for `route`; raise MalformedExchanges if a selector is not valid."""
+    """Compile an exchange for `route`; raise MalformedExchanges or SelectorsUnavailable."""
     if isinstance(exchange, Exchange):
         exchange = to_definition(exchange)
     errors, destinations = [], []
@@ -106,7 +106,7 @@ def store(
 
 
 def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
-    """Write a definition to its rows; the transaction must hold the lock."""
+    """Write a definition to its rows; the transaction must hold `lock`."""
     values = {
         "source_namespace": exchange.source.namespace,
         "source_queue": exchange.source.name,
@@ -136,7 +136,7 @@ def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
 
 
 def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Start or stop an exchange; return whether this changed it, or raise DoesNotExist."""
+    """Start or stop an exchange; return whether its state changed, or raise DoesNotExist."""
     with transaction.atomic(using=using):
         row = Exchange.objects.using(using).select_for_update().get(name=name)
         if row.is_running == is_running:
@@ -147,7 +147,7 @@ def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> b
 
 
 def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
-    """Delete exchanges and their counters; return the names that existed."""
+    """Delete the exchanges with these names, and their counters; return the deleted names."""
     with transaction.atomic(using=using):
         # A worker that writes counters now waits for this lock, and then finds no exchange.
         rows = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
@@ -166,7 +166,7 @@ def lock(using: str) -> None:
         cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
 
 
-# Loading a file: its difference from the stored exchanges, and applying it
+# Loading a file: the difference between the file and the stored exchanges, and its application.
 
 
 class ExchangesChanged(Exception):
@@ -175,7 +175,7 @@ class ExchangesChanged(Exception):
 
 @dataclass(frozen=True)
 class ExchangeDifference:
-    """Changes to make, by kind; ``changed`` holds pairs of the old and the new definition."""
+    """Difference between stored and wanted exchanges. ``changed`` holds pairs (old, new)."""
 
     added: tuple[DefinedExchange, ...] = ()
     changed: tuple[tuple[DefinedExchange, DefinedExchange], ...] = ()
@@ -183,14 +183,14 @@ class ExchangeDifference:
     removed: tuple[DefinedExchange, ...] = ()
 
     def summary(self) -> str:
-        """Return the number of exchanges of each kind."""
+        """Return the number of exchanges for each kind of change, as text."""
         return (
             f"{len(self.added):,} added, {len(self.changed):,} changed,"
             f" {len(self.unchanged):,} unchanged, {len(self.removed):,} removed"
         )
 
     def describe(self) -> list[str]:
-        """Return a line per changed exchange, and one per changed field."""
+        """Return a line for each exchange that changes, and for each changed field."""
         lines = [
             f"+ {exchange}{'' if exchange.starts_running else ' (stopped)'}"
             for exchange in self.added
@@ -210,7 +210,7 @@ def compare(
     *,
     replace_all: bool = False,
 ) -> ExchangeDifference:
-    """Compare definitions. Exchanges not in `wanted` stay, or are removed with `replace_all`."""
+    """Compare definitions. With `replace_all`, exchanges that are not in `wanted` are removed."""
     old = {exchange.name: exchange for exchange in stored}
     new = {exchange.name: exchange for exchange in wanted}
     pairs = [(old[name], exchange) for name, exchange in new.items() if name in old]
@@ -225,7 +225,7 @@ def compare(
 
 
 def fingerprint(exchanges: Iterable[DefinedExchange]) -> str:
-    """Return a text that is equal for equal definitions only."""
+    """Return a hash of definitions, which ignores whether the exchanges run."""
     return hashlib.sha256(json.dumps(to_document(exchanges)).encode()).hexdigest()
 
 
@@ -239,8 +239,8 @@ def apply(
     """Apply a difference in one transaction.
 
     Raise ExchangesChanged if the stored exchanges no longer have `expected_fingerprint`.
-    `with_rules` also adds the rules that are missing in this database, and returns them. Raise the
-    error of PostgreSQL if rules cannot be changed now.
+    `with_rules` also adds the rules that are missing in this database, as `add_missing_rules` does.
+    Return these rules.
     """
     added_rules: list[MissingRule] = []
     to_write = [*difference.added, *(new for _, new in difference.changed)]
@@ -258,7 +258,7 @@ def apply(
 
 
 def _changes(path: Path, old: Any, new: Any) -> Iterator[tuple[Path, str, str]]:
-    """Yield the path of each difference, and both values as JSON ("nothing" if one is missing)."""
+    """Yield the path of each difference, and the old and the new value as text."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from _changes((*path, key), old.get(key), new.get(key))

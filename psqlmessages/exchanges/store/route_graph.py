@@ -1,4 +1,4 @@
-"""Graph of queues and exchanges, and its cycles. Pure."""
+"""Graph of queues, whose edges are the routes of exchanges, and its cycles. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RouteEdge:
     """A route of an exchange, from its source to one of its destinations."""
 
     exchange: str
-    position: int
+    destination_position: int
     source: QueueRef
     destination: QueueRef
     selector: str
@@ -26,7 +26,7 @@ class RouteEdge:
 
 @dataclass(frozen=True)
 class RouteGraph:
-    """Queues, the edges between them, and cycles. Cycles that share a queue count as one."""
+    """Queues, the edges between them, and the cycles. Cycles that share a queue count as one."""
 
     queues: tuple[QueueRef, ...]
     edges: tuple[RouteEdge, ...]
@@ -34,7 +34,7 @@ class RouteGraph:
 
 
 def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
-    """Build the graph. A queue is in a cycle if elements can return to it.
+    """Build the graph. A queue is in a cycle if elements can return to the queue.
 
     Selectors are ignored, although they may prevent a cycle.
     """
@@ -50,7 +50,7 @@ def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
         for cycle in _strongly_connected(successors)
         if len(cycle) > 1 or cycle[0] in successors[cycle[0]]
     ]
-    cycle_of = {queue: number for number, cycle in enumerate(cycles) for queue in cycle}
+    cycle_numbers = {queue: number for number, cycle in enumerate(cycles) for queue in cycle}
     edges = tuple(
         RouteEdge(
             exchange.name,
@@ -58,8 +58,8 @@ def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
             exchange.source,
             destination.queue,
             destination.selector,
-            exchange.source in cycle_of
-            and cycle_of[exchange.source] == cycle_of.get(destination.queue),
+            exchange.source in cycle_numbers
+            and cycle_numbers[exchange.source] == cycle_numbers.get(destination.queue),
         )
         for exchange in exchanges
         for position, destination in enumerate(exchange.destinations)
@@ -74,12 +74,12 @@ def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
 def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
     """Yield the strongly connected components of the graph (Tarjan's algorithm).
 
-    Not recursive, because a chain may be longer than Python's stack.
+    This is not recursive, because a chain of queues may be longer than Python's stack.
     """
     index: dict[QueueRef, int] = {}
     low_link: dict[QueueRef, int] = {}
     path: list[tuple[QueueRef, Iterator[QueueRef]]] = []
-    # Visited, but not in a component yet: a stack with a fast test of membership.
+    # Visited queues that are in no component yet. This dict is a stack with fast membership tests.
     pending: dict[QueueRef, None] = {}
 
     def enter(queue: QueueRef) -> None:
@@ -91,8 +91,8 @@ def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[
         if start not in index:
             enter(start)
         while path:
-            queue, unvisited = path[-1]
-            successor = next(unvisited, None)
+            queue, remaining_successors = path[-1]
+            successor = next(remaining_successors, None)
             if successor is None:
                 path.pop()
                 if path:
@@ -107,7 +107,7 @@ def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[
 
 
 def _pop_component(pending: dict[QueueRef, None], root: QueueRef) -> list[QueueRef]:
-    """Remove and return the queues that were added last, back to ``root``."""
+    """Remove and return ``root`` and all queues that were added after it."""
     component = [pending.popitem()[0]]
     while component[-1] != root:
         component.append(pending.popitem()[0])

@@ -1,4 +1,4 @@
-"""Statistics of exchanges: written every two seconds, summed up hourly."""
+"""Statistics of exchanges (a worker writes them every two seconds), and sizes of queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
 from psqlmessages.models import Exchange, ExchangeCount
 
-# The worker id of the rows with the sums of former workers.
+# This worker id marks the rows that hold the sums of all former workers.
 FORMER_WORKERS: Final = UUID(int=0)
 FORMER_AFTER: Final = timedelta(days=1)
 _MERGE_SECONDS: Final = 60 * 60
@@ -29,19 +29,19 @@ _VALUE_FIELDS: Final = (
 
 
 class CounterStore:
-    """Counters of a process by exchange (its primary key), and their rows in the database."""
+    """Counters of a process for each exchange, and the rows that store them in the database."""
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
         self._merge_at = 0.0
         self.worker = uuid4()
+        # The keys are primary keys of exchanges. Missing rules are texts.
         self.counters: dict[int, ExchangeCounters] = {}
-        # By exchange: the rules that it lacks, as texts.
         self.missing_rules: dict[int, list[str]] = {}
 
-    def of(self, exchange: int) -> ExchangeCounters:
+    def of(self, exchange_id: int) -> ExchangeCounters:
         """Return the counters of an exchange."""
-        return self.counters.setdefault(exchange, ExchangeCounters())
+        return self.counters.setdefault(exchange_id, ExchangeCounters())
 
     @property
     def elements(self) -> int:
@@ -49,7 +49,7 @@ class CounterStore:
         return sum(counters.elements for counters in self.counters.values())
 
     def summary(self) -> str:
-        """Return the number of elements by outcome, and of selector failures, as text."""
+        """Return as text: the number of elements with each outcome, and of selector failures."""
         all_counters = self.counters.values()
         outcomes = ", ".join(
             f"{sum(counters.count(outcome) for counters in all_counters):,} {outcome.label}"
@@ -59,7 +59,7 @@ class CounterStore:
         return f"{outcomes}; {failures:,} selector failures"
 
     def list_rows(self, running: Collection[int]) -> list[ExchangeCount]:
-        """Return the changed rows, and a heartbeat row for each running exchange."""
+        """Create rows for changed counters, and for the heartbeat of each running exchange."""
         return [
             ExchangeCount(
                 exchange_id=key,
@@ -78,9 +78,9 @@ class CounterStore:
         ]
 
     def write(self, rows: list[ExchangeCount]) -> list[ExchangeCount]:
-        """Write the rows of existing exchanges, and return them; sum up former workers hourly.
+        """Write the rows of existing exchanges, and return them; merge former workers hourly.
 
-        Rows hold totals, so that writing them twice does no harm.
+        Rows hold totals, so writing a row twice does no harm.
         """
         exchanges = Exchange.objects.using(self._using)
         existing = exchanges.in_bulk({row.exchange_id for row in rows})
@@ -100,7 +100,7 @@ class CounterStore:
                 counters.mark_written(row.outcome, row.destination, row.count)
 
     def merge_former_workers(self) -> None:
-        """Merge the rows of workers that were not seen for a day."""
+        """Add the rows of workers that have not written for a day to the rows of FORMER_WORKERS."""
         counts = ExchangeCount.objects.using(self._using)
         with transaction.atomic(using=self._using):
             rows = list(
@@ -135,13 +135,13 @@ WORKER_TIMEOUT_SECONDS: Final = 10
 
 
 def has_live_worker(prefix: str = "") -> Q:
-    """Match one counter of each worker that runs an exchange now, by its heartbeat."""
+    """Match the heartbeat row of each worker that runs the exchange now."""
     oldest = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
     return Q(**{f"{prefix}outcome": Outcome.OK, f"{prefix}seen_at__gt": oldest})
 
 
 def read_missing_rules(using: str = DEFAULT_DB_ALIAS) -> dict[int, list[str]]:
-    """Return the rules that the workers of each running exchange lack, by its primary key."""
+    """Return the rules that live workers of running exchanges lack. The keys are primary keys."""
     counts = ExchangeCount.objects.using(using).filter(has_live_worker(), exchange__is_running=True)
     missing: dict[int, set[str]] = {}
     for key, rules in counts.exclude(missing_rules=[]).values_list("exchange", "missing_rules"):
@@ -150,7 +150,7 @@ def read_missing_rules(using: str = DEFAULT_DB_ALIAS) -> dict[int, list[str]]:
 
 
 def format_state(*, is_running: bool, is_blocked: bool) -> str:
-    """Return the state of an exchange: ``stopped``, ``blocked`` by missing rules, ``running``."""
+    """Return the state of an exchange: ``stopped``, ``blocked`` or ``running``."""
     if not is_running:
         return "stopped"
     return "blocked" if is_blocked else "running"
@@ -175,7 +175,7 @@ class CounterRow(NamedTuple):
 
 @dataclass(slots=True)
 class AggregatedCounters:
-    """Outcomes of elements, copies and selector failures by destination, and selector time."""
+    """Counters of an exchange. The keys are outcomes, or positions of destinations."""
 
     outcomes: dict[str, Histogram] = field(default_factory=dict)
     copies: Counter[int] = field(default_factory=Counter)
@@ -207,7 +207,7 @@ class AggregatedCounters:
 # The expressions are part of a query over ``psqlmessages_queue``. Elements are counted up to a
 # limit, so that the cost does not depend on the length of a queue.
 
-# Limits of the count for each kind of element, in lists and in /metrics.
+# Elements of each state are counted up to these limits, in lists and in /metrics respectively.
 MAX_LISTED: Final = 10_000
 MAX_MEASURED: Final = 100_000
 
@@ -249,7 +249,7 @@ class QueueCounters(NamedTuple):
 
 
 class ElementCounts(NamedTuple):
-    """Number of elements of a queue by state; ``limit`` + 1 stands for any larger number."""
+    """Number of elements of a queue in each state; ``limit + 1`` means more than ``limit``."""
 
     available: int
     scheduled: int
@@ -262,7 +262,7 @@ class ElementCounts(NamedTuple):
         return cls(*numbers, limit)
 
     def format_count(self, state: str) -> str:
-        """Format a number for people: ``available``, ``scheduled``, ``reserved`` or ``total``."""
+        """Format the number of elements in a state; ``total`` means in all states."""
         states = ("available", "scheduled", "reserved") if state == "total" else (state,)
         numbers = [getattr(self, each) for each in states]
         count = sum(min(number, self.limit) for number in numbers)
@@ -270,5 +270,5 @@ class ElementCounts(NamedTuple):
 
 
 def size_limits(limit: int) -> list[int]:
-    """Return the parameters of ``SIZES``: one more than ``limit``, to detect larger numbers."""
+    """Return the parameters of ``SIZES``. Counting one element more detects larger numbers."""
     return [limit + 1] * 3

@@ -49,14 +49,14 @@ class RunningExchange:
 
 
 class ExchangeWorker:
-    """Runs all exchanges, or the named ones, that are marked as running."""
+    """Runs the exchanges that should run: all of them, or only those with the given names."""
 
     def __init__(self, names: Collection[str] = (), using: str | None = None) -> None:
         self._names = frozenset(names)
         self._using = resolve_alias(using)
-        self._namespaces: dict[str, DatabaseHandle] = {}
+        self._databases: dict[str, DatabaseHandle] = {}
         self._running: dict[int, RunningExchange] = {}
-        # By primary key: when the definition was changed that cannot run.
+        # Exchanges that cannot run: their primary keys, and when their definition was changed.
         self._invalid: dict[int, datetime] = {}
         self._stopping_tasks: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
@@ -99,7 +99,7 @@ class ExchangeWorker:
             await self._write()
         except Error as error:
             self._log.warning("exchanges: database error, trying again: %s", error_line(error))
-        # In a task of its own: a database that does not answer must not delay the heartbeats.
+        # Use a separate task, because a database that does not answer must not delay heartbeats.
         if self._rule_check is None or self._rule_check.done():
             self._rule_check = asyncio.create_task(self._check_rules(), name="exchange rules")
 
@@ -110,8 +110,8 @@ class ExchangeWorker:
             await asyncio.wait(self._stopping_tasks)
         if self._rule_check is not None:
             await asyncio.wait({self._rule_check})
-        for namespace in self._namespaces.values():
-            await namespace.listener.close()
+        for database in self._databases.values():
+            await database.listener.close()
         try:
             self._write_at = 0.0
             await self._write()
@@ -122,14 +122,14 @@ class ExchangeWorker:
     # Definitions
 
     async def _update_running(self) -> None:
-        """Start and stop exchanges whose definitions have changed."""
+        """Start new exchanges, restart changed ones, and stop those that should not run."""
         wanted = await _run_in_thread(self._change_times)
         for key in self._running.keys() - wanted.keys():
             self._stop_exchange(key)
-        # Forget invalid definitions that were changed or stopped since.
+        # Forget invalid definitions that have been changed, and exchanges that should not run.
         self._invalid = dict(self._invalid.items() & wanted.items())
-        known = {key: running.changed_at for key, running in self._running.items()} | self._invalid
-        changed = [key for key, changed_at in wanted.items() if known.get(key) != changed_at]
+        times = {key: running.changed_at for key, running in self._running.items()} | self._invalid
+        changed = [key for key, changed_at in wanted.items() if times.get(key) != changed_at]
         if changed:
             for row in await _run_in_thread(self._rows, changed):
                 self._start_exchange(row)
@@ -143,32 +143,32 @@ class ExchangeWorker:
 
     def _rows(self, keys: list[int]) -> list[Exchange]:
         rows = list(repository.rows(self._using).filter(pk__in=keys, is_running=True))
-        # The rows and their destinations are two queries: skip rows that changed between them.
+        # Two queries read the rows and their destinations. Skip rows that changed between them.
         change_times = self._change_times()
         return [row for row in rows if change_times.get(row.pk) == row.changed_at]
 
     def _start_exchange(self, row: Exchange) -> None:
-        """Run the current definition of an exchange, after its former consumers have stopped."""
+        """Run the definition in a row, after consumers of an earlier definition have stopped."""
         former = self._stop_exchange(row.pk)
         try:
             plan = ExchangePlan.of(repository.compile_exchange(row))
-            namespaces = {alias: self._namespace(alias) for alias in plan.namespaces}
+            databases = {alias: self._database(alias) for alias in plan.namespaces}
         except (MalformedExchanges, MessagesError, ImproperlyConfigured) as error:
             self._invalid[row.pk] = row.changed_at
             logger.warning("exchange %s cannot run: %s", row.name, error_line(error))
             return
-        runner = ExchangeRunner(plan, namespaces, self.counter_store.of(row.pk))
+        runner = ExchangeRunner(plan, databases, self.counter_store.of(row.pk))
         task = asyncio.create_task(self._run_after(former, runner), name=f"exchange {row.name}")
         definition = repository.to_definition(row)
         self._running[row.pk] = RunningExchange(row.changed_at, definition, runner, task)
         logger.info("exchange %s started with %d consumers", row.name, plan.consumers)
 
-    def _namespace(self, alias: str) -> DatabaseHandle:
-        if alias not in self._namespaces:
+    def _database(self, alias: str) -> DatabaseHandle:
+        if alias not in self._databases:
             if alias not in connections.settings:
                 raise ImproperlyConfigured(f"DATABASES has no alias {alias!r}.")
-            self._namespaces[alias] = DatabaseHandle(alias, direct_dsn(alias))
-        return self._namespaces[alias]
+            self._databases[alias] = DatabaseHandle(alias, direct_dsn(alias))
+        return self._databases[alias]
 
     def _stop_exchange(self, key: int) -> asyncio.Task[None] | None:
         if (running := self._running.pop(key, None)) is None:
@@ -196,10 +196,7 @@ class ExchangeWorker:
         self._write_at = monotonic() + WRITE_SECONDS
 
     async def _check_rules(self) -> None:
-        """Check the rules of each exchange at its start, after errors, and while rules are missing.
-
-        Missing rules may have caused the errors.
-        """
+        """Check the rules of exchanges that may lack rules, and of those that lacked some."""
 
         def check(running: RunningExchange) -> None:
             try:
@@ -228,13 +225,13 @@ async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
     return result
 
 
-# The process of `exchange run`, until Ctrl-C.
+# The command `exchange run`.
 
 _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
 
 
 def run(names: Sequence[str], using: str) -> int:
-    """Run exchanges, all or those named, until SIGINT or SIGTERM; return the exit code."""
+    """Run the named exchanges, or all, until SIGINT or SIGTERM; return the exit code."""
     known = set(Exchange.objects.using(using).values_list("name", flat=True))
     if unknown := sorted(set(names) - known):
         return fail(f"there is no exchange {', '.join(unknown)}")
@@ -251,7 +248,7 @@ async def _run(worker: ExchangeWorker, progress: Progress) -> None:
     shown: list[str] | None = None
 
     def stop() -> None:
-        # In the event loop, which the signal may have interrupted anywhere.
+        # Stop within the event loop, because a signal may interrupt the loop anywhere.
         loop.call_soon_threadsafe(worker.stop)
 
     def show_progress() -> None:
