@@ -7,7 +7,7 @@ from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 
-# Create Django's application first: it loads the apps, and the relay imports their models.
+# Create Django's application first. This loads the apps, whose models the relay imports.
 http = get_asgi_application()
 
 from psqlmessages.relay.asgi import websocket_application  # noqa: E402

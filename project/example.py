@@ -1,4 +1,4 @@
-"""Data of the example: an administrator, rules, exchanges, and an identity for the chat."""
+"""Data of the example: an administrator, rules, exchanges, a web identity for the chat."""
 
 import secrets
 from pathlib import Path
@@ -19,7 +19,7 @@ CHAT_TOPIC = "DEMO.CHAT"
 EXCHANGES_FILE = Path(__file__).parent / "exchanges.yaml"
 RULE_FIELDS = ("role", "ident", "type", "dest", "mode", "timeout")
 
-# The rule by which the demo's board receives prices: the index page suggests to change it.
+# The rule that lets the demo's board receive prices. The index page suggests changing this rule.
 BOARD_RULE: dict[str, Any] = next(
     rule
     for rule in (dict(zip(RULE_FIELDS, values, strict=True)) for values in TRAFFIC_RULES)
@@ -28,7 +28,7 @@ BOARD_RULE: dict[str, Any] = next(
 
 
 def create_example_data(password_file: Path) -> str | None:
-    """Create the data that is missing. Return the administrator's password; None if changed."""
+    """Create missing data. Return the administrator's password; None if it cannot be used."""
     password = read_or_generate(password_file, lambda: secrets.token_urlsafe(12))
     user = User.objects.filter(username=ADMINISTRATOR).first()
     if user is None:
@@ -40,7 +40,7 @@ def create_example_data(password_file: Path) -> str | None:
 
 
 def _create_rules() -> None:
-    """Create the rules of monitor, pipeline, chat, shop and desk, all for Django's role."""
+    """Create the missing rules of monitor, pipeline, chat, shop and desk, for Django's role."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
@@ -57,7 +57,7 @@ def _create_rules() -> None:
 
 
 def _create_exchanges() -> None:
-    """Create the exchanges that are missing, with the rules that they need."""
+    """Create missing exchanges, with the rules that these exchanges need."""
     existing = set(Exchange.objects.values_list("name", flat=True))
     for exchange in definitions.parse_text(EXCHANGES_FILE.read_text()):
         if exchange.name not in existing:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def read_or_generate(path: Path, generate: Callable[[], str]) -> str:
-    """Return the secret in `path`; if the file is missing, create it, readable by its owner only.
+    """Return the secret in a file; if the file is missing, create it, readable by its owner only.
 
-    If several processes create it at the same time, all return the secret of the first one.
+    If several processes create the file at the same time, all return the same secret.
     """
     if not path.exists():
         descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
@@ -18,7 +18,7 @@ def read_or_generate(path: Path, generate: Callable[[], str]) -> str:
                 file.write(generate())
             os.link(draft, path)
         except FileExistsError:
-            pass  # another process was faster: use its secret
+            pass  # another process has created the file: use its secret
         finally:
             Path(draft).unlink()
     return path.read_text()

@@ -1,6 +1,6 @@
-"""Orders of the example: the shop pushes them for the exchanges, the desk pops the copies.
+"""Orders of the example: the shop pushes orders for the exchanges, the desk pops the copies.
 
-PSQLMESSAGES_DSN    the database, with the role of the rules that example.py creates
+PSQLMESSAGES_DSN    the database; connect as the role for which example.py creates rules
 """
 
 import json
@@ -16,7 +16,7 @@ import psycopg
 
 SHOP, DESK = "demo.shop", "demo.desk"
 ORDERS: Final = "demo.orders"
-# The queues of the desk, and after how many pushed orders it pops from each.
+# The queues of the desk, and the number of pushed orders between two pops of each queue.
 ORDERS_PER_POP: Final = {"demo.eu": 7, "demo.audit": 25}
 ARTICLES: Final = ("apple", "pear", "plum", "quince")
 COUNTRIES: Final = ("it", "de", "fr", "us", "jp")

@@ -1,6 +1,6 @@
 """`make pipeline`: Spark counts the live traffic of `make run` until Ctrl-C.
 
-Arguments are passed on to the traffic job: make pipeline ARGS="--once"
+The traffic job gets further arguments: make pipeline ARGS="--once"
 """
 
 import signal
@@ -14,13 +14,13 @@ from project.serve import prepare_database, take_terminal
 # A node of the demo that is connected while `make run` is running.
 TICKER = "DEMO.TICKER"
 PAGE = "http://127.0.0.1:8000/monitor/traffic/"
-# Two threads for Spark: more would slow down PostgreSQL and the demo on a small machine.
+# Spark runs two threads. More would slow down PostgreSQL and the demo on a small machine.
 MASTER = "local[2]"
 
 
 def main() -> int:
     """Count until Ctrl-C; return the exit code."""
-    # A shell that starts us in the background may have set SIGINT to be ignored.
+    # A shell that starts this process in the background may let it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with take_terminal():

@@ -30,12 +30,12 @@ START_SECONDS = 60
 
 
 class ServeError(Exception):
-    """The reason why `make run` cannot start or continue."""
+    """`make run` cannot start or continue; the text is the reason."""
 
 
 def main() -> int:
     """Serve until Ctrl-C; return the exit code: 0 after Ctrl-C, 1 after an error."""
-    # A shell that starts us in the background may have set SIGINT to be ignored.
+    # A shell that starts this process in the background may let it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_number, _exit)
@@ -56,17 +56,17 @@ def _exit(signal_number: int, _frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def take_terminal() -> Iterator[None]:
-    """Become the terminal's foreground process group, if we run in a terminal.
+    """Make this process the terminal's foreground process group, if it runs in a terminal.
 
-    Ctrl-C then sends SIGINT to this process only. Otherwise make would receive it too, and fail.
+    Ctrl-C then sends SIGINT to this process only. Otherwise make would get SIGINT too, and fail.
     """
     terminal = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
     original_group = os.getpgrp()
     if terminal < 0 or os.tcgetpgrp(terminal) != original_group:
         yield
         return
-    # SIGTTOU would stop us when we give the terminal back. If Ctrl-Z stopped us, the shell would
-    # not notice, since make continues to run.
+    # SIGTTOU would stop this process when it gives the terminal back. If Ctrl-Z stopped it, the
+    # shell would not notice, because make continues to run.
     for signal_number in (signal.SIGTTOU, signal.SIGTSTP):
         signal.signal(signal_number, signal.SIG_IGN)
     if os.getpid() != original_group:
@@ -93,7 +93,7 @@ def _run() -> None:
 def prepare_database() -> str | None:
     """Migrate the database and create the example's data; without DEBUG, collect static files.
 
-    Return the administrator's password; None if it was changed.
+    Return the administrator's password; None if it was changed or the user is not active.
     """
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
     django.setup()
@@ -108,7 +108,7 @@ def prepare_database() -> str | None:
 
 
 def _listening_socket() -> socket.socket:
-    """Listen on PORT; without it on the default port, or on any free port if that is in use."""
+    """Listen on PORT; if it is not set, on the default port, or else on any free port."""
     if port := os.environ.get("PORT", ""):
         if not port.isdecimal() or not 0 < int(port) < 2**16:
             raise ServeError(f"Cannot serve on PORT={port}: use a number from 1 to 65535")
@@ -124,7 +124,7 @@ def _listening_socket() -> socket.socket:
 
 
 class ChildProcesses:
-    """Child processes, stopped when the context ends. Ctrl-C itself does not reach them."""
+    """Child processes. The end of the context stops them; Ctrl-C does not reach them directly."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[str]] = []
@@ -141,7 +141,7 @@ class ChildProcesses:
         stderr: int | None = None,
         environment: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Run a Python module in a new process group, with additional environment variables."""
+        """Run a Python module in a new process group; add ``environment`` to the variables."""
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             env={**os.environ, **(environment or {})}, cwd=ROOT, stdin=subprocess.DEVNULL,
@@ -151,7 +151,7 @@ class ChildProcesses:
         return child
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C would end this process before it has stopped all children.
+        # A second Ctrl-C would end this process before it stopped all children.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         deadline = monotonic() + STOP_SECONDS
         for child in self._running:
@@ -166,7 +166,7 @@ class ChildProcesses:
 
 
 def _start_server(children: ChildProcesses) -> tuple[subprocess.Popen[str], str]:
-    """Start Daphne with a listening socket of ours; return its process and its URL."""
+    """Start Daphne with a listening socket of this process; return Daphne's process and URL."""
     with _listening_socket() as listening:
         descriptor, port = listening.fileno(), listening.getsockname()[1]
         server = children.start(
@@ -177,7 +177,7 @@ def _start_server(children: ChildProcesses) -> tuple[subprocess.Popen[str], str]
 
 
 def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
-    """Start the demo; return its process when its conversation is over and its traffic begins."""
+    """Start the demo, and print its conversation; return its process when its traffic begins."""
     from psqlmessages.cli.demo_traffic import STARTED_TEXT
     from psqlmessages.orm import database_dsn
 
@@ -196,10 +196,10 @@ def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
 
 
 def _start_exchanges(children: ChildProcesses) -> dict[str, subprocess.Popen[str]]:
-    """Start the exchange worker and the shop that pushes orders; return them by description."""
+    """Start the exchange worker and the shop; return the processes by their descriptions."""
     from psqlmessages.orm import database_dsn
 
-    # Discard their output: rates, and a traceback if Ctrl-C interrupts an import.
+    # Discard the output: rates, and a traceback if Ctrl-C interrupts an import.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     worker = children.start("django", "psqlmessages", "exchange", "run", **quiet)
     shop = children.start(
@@ -209,7 +209,7 @@ def _start_exchanges(children: ChildProcesses) -> dict[str, subprocess.Popen[str
 
 
 def _wait_until_answering(server: subprocess.Popen[str], address: str) -> None:
-    """Wait until the server answers, with any status; raise ServeError if it does not."""
+    """Wait until the server answers with any status; raise ServeError if it does not."""
     try:
         with urllib.request.urlopen(f"{address}healthz", timeout=START_SECONDS):  # noqa: S310
             pass
@@ -227,7 +227,7 @@ def _print_login(address: str, password: str | None) -> None:
 
 
 def _watch(server: subprocess.Popen[str], others: dict[str, subprocess.Popen[str]]) -> NoReturn:
-    """Wait for the server to end, and raise ServeError; report other processes that end."""
+    """Wait until the server ends, then raise ServeError; report other processes that end."""
     running = dict(others)
     while True:
         if server.poll() is not None:

@@ -1,12 +1,12 @@
 """Settings of the example project. Environment variables change some of them.
 
-DATABASE_URL    a PostgreSQL of yours; without it the embedded one is started
-SECRET_KEY      without it one is generated and stored in .secret_key
-DEBUG           "0" turns it off: then everything is HTTPS
+DATABASE_URL    your database; without it, the embedded PostgreSQL is started
+SECRET_KEY      without it, a key is generated and stored in .secret_key
+DEBUG           "0" turns DEBUG off; all pages but /healthz then need HTTPS
 ALLOWED_HOSTS   host names, separated by commas; required if DEBUG is off
 PLAIN_HTTP      "1" allows HTTP if DEBUG is off, for a trial
-PROXY           "1" if a proxy terminates TLS and sets X-Forwarded-Proto itself
-METRICS         "1" turns /metrics on, for Prometheus
+PROXY           "1" if a proxy terminates TLS and always sets X-Forwarded-Proto
+METRICS         "1" turns on /metrics, for Prometheus
 """
 
 import os
@@ -42,7 +42,7 @@ SECRET_KEY = os.environ.get("SECRET_KEY") or read_or_generate(
 DEBUG = _is_on("DEBUG", "1")
 ALLOWED_HOSTS = [host for host in os.environ.get("ALLOWED_HOSTS", "").split(",") if host]
 
-# daphne comes first, so that `manage.py runserver` is daphne's command, which serves WebSockets.
+# daphne comes first, so that `manage.py runserver` is daphne's command: it serves WebSockets.
 INSTALLED_APPS = [
     "daphne",
     "django.contrib.admin",
@@ -115,8 +115,8 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 
-# With DEBUG, files are served from their source folders; without it, the compressed copies that
-# `collectstatic` has created.
+# With DEBUG, files are served from their source folders. Without DEBUG, the compressed copies of
+# `collectstatic` are served.
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / ".static"
 STATICFILES_DIRS = [BASE_DIR / "static"]

@@ -1,4 +1,4 @@
-"""Middleware for static files: WhiteNoise, without a thread for each asynchronous request."""
+"""Middleware for static files: WhiteNoise, but without a thread for each request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,10 +11,10 @@ from whitenoise.responders import StaticFile
 
 
 class StaticFiles(WhiteNoiseMiddleware):
-    """Serves the files under STATIC_URL, and passes all other requests on.
+    """Serves the files under STATIC_URL. All other requests go to the next middleware.
 
-    WhiteNoise's own middleware is synchronous: under ASGI, Django would run it in a thread that
-    stays reserved until the response is complete.
+    WhiteNoise's own middleware is synchronous. Under ASGI, Django would reserve a thread for it
+    until the response is complete.
     """
 
     sync_capable = async_capable = True

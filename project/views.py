@@ -1,4 +1,4 @@
-"""Pages of the example project: an introduction of two minutes, and a small chat."""
+"""Pages of the example project: a two-minute introduction, and a small chat."""
 
 from urllib.parse import urlencode
 
@@ -30,7 +30,7 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def _rule_form_url(rule: Auth | None) -> str:
-    """Return the URL of the rule's form; if the rule was deleted, of a filled-in form to add it."""
+    """Return the URL of the rule's form, or of a filled-in form that adds the deleted rule."""
     if rule is not None:
         return reverse("admin:psqlmessages_auth_change", args=[rule.pk])
     return f"{reverse('admin:psqlmessages_auth_add')}?{urlencode(BOARD_RULE)}"
@@ -39,5 +39,5 @@ def _rule_form_url(rule: Auth | None) -> str:
 @never_cache
 @login_required
 def chat(request: HttpRequest) -> HttpResponse:
-    """Show the chat. Its script chat.js connects as a node that the user may act as."""
+    """Show the chat. The script chat.js connects as one of the user's nodes."""
     return render(request, "chat.html", {"topic": CHAT_TOPIC})

@@ -1,6 +1,6 @@
 """psqlmessages: a secure message broker in PostgreSQL: topics, RPC, durable streams and queues.
 
-Each name is imported when it is first used, so a program with a Node does not import asyncio.
+Each name is imported when it is first used: a program that uses only Node imports no asyncio.
 """
 
 from importlib import import_module
@@ -52,16 +52,16 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name at its first use."""
+    """Import a public name when it is first used."""
     if name == "__version__":
         return import_module("importlib.metadata").version("psqlmessages")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    """List all names, imported or not."""
+    """List the names of the module, with public names that are not imported yet."""
     return sorted({*globals(), *__all__})

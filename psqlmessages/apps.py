@@ -9,14 +9,14 @@ from django.utils.translation import gettext_lazy as _
 
 
 class PsqlMessagesConfig(AppConfig):
-    """The app: its system checks, limits of connections, and the handlers of all apps."""
+    """The app. Django calls `ready` once at the start of the process."""
 
     name = "psqlmessages"
     verbose_name = _("Messages")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register checks and limits; import the module ``message_handlers`` of every app."""
+        """Register checks, limits and signals; import the ``message_handlers`` of all apps."""
         from psqlmessages import checks, conf, silent_connections, wire
         from psqlmessages.schema import write_settings
 

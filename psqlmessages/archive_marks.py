@@ -11,9 +11,9 @@ from psqlmessages.pipeline.archive import marks
 def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Mark a topic; return False if it was marked already.
 
-    PostgreSQL then removes none of the topic's messages before the pipeline has archived them. Runs
-    within Django's transaction. Raises NotAuthorized unless a rule lets the role of Django read the
-    topic as the node ``pipeline.archive``.
+    PostgreSQL then stores the topic's messages until they are archived. Runs in Django's
+    transaction. Raises InvalidArgument if the pipeline cannot name the topic, and NotAuthorized or
+    NotExistent unless a rule lets Django's role read the topic as the node ``pipeline.archive``.
     """
     if is_marked(topic, using):
         return False
@@ -28,10 +28,10 @@ def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Return whether a topic is marked."""
+    """Return whether :func:`list_marked` contains the topic."""
     return topic in list_marked(using)
 
 
 def list_marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:
-    """List the marked topics, ordered by name."""
+    """List the marked topics that Django's role may use, ordered by name."""
     return orm.run(marks.list_marked(), using)

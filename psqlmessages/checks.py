@@ -1,7 +1,7 @@
-"""System checks. Their ids never change: E0xx settings, E1xx and W1xx database, W2xx --deploy.
+"""System checks. Ids never change: E0xx settings, E1xx and W1xx database, W2xx ``--deploy``.
 
-Database checks run with ``check --database default`` and before ``migrate``. Problems that
-``migrate`` fixes are warnings, since an error would prevent it from running.
+Database checks run with ``check --database ALIAS`` and before ``migrate``. Problems that
+``migrate`` fixes are warnings, because an error would stop ``migrate``.
 """
 
 from collections.abc import Collection, Iterator
@@ -60,22 +60,22 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check that the databases support the SQL functions."""
+    """Check PostgreSQL's version, the installed SQL functions and the pooler."""
     return [message for alias in _own_aliases(databases) for message in _check_database(alias)]
 
 
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check that permissions in the databases are as narrow as possible."""
+    """Check that Django's role is no superuser, and that not all roles may create objects."""
     return [message for alias in _own_aliases(databases) for message in _check_privileges(alias)]
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check that connections have the timeouts that detect a dead network."""
+    """Check that connections to other machines have the timeouts that detect a dead network."""
     return [message for alias in _own_aliases(databases) for message in _check_timeouts(alias)]
 
 
 def _own_aliases(databases: Collection[str] | None) -> list[str]:
-    """Return those of the databases that may have the tables of this app."""
+    """Return the aliases of databases that may have the tables of this app."""
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
 
 
@@ -126,7 +126,7 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql":
         return
     parameters = conninfo_to_dict(database_dsn(alias))
-    # Only packets to another machine can be lost.
+    # Packets to the own machine are not lost.
     hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")
     missing = [name for name in CONNECTION_DEFAULTS if name not in parameters]
     if missing and any(map(_is_remote, hosts)):
@@ -151,7 +151,7 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
         return
     applied = {app for app, _ in MigrationRecorder(connection).applied_migrations()}
     if installed is None and "psqlmessages" not in applied:
-        # The first ``migrate`` installs them.
+        # The first ``migrate`` installs the functions.
         return
     command = (
         f"migrate psqlmessages --database {alias}"

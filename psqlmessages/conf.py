@@ -15,14 +15,14 @@ from django.utils.module_loading import import_string
 
 KIB = 1024
 MIB = 1024 * KIB
-# A registered name has at most 100 characters: `call` registers NODE, a dot and a unique suffix.
+# `call` registers NODE, a dot and a unique suffix: together at most 100 characters.
 MAX_NODE_CHARACTERS = 70
-# No token, or a Bearer token of RFC 6750 that is too long to guess.
+# Empty, or a Bearer token (RFC 6750) that is too long to be guessed.
 _TOKEN = re.compile(r"([A-Za-z0-9._~+/=-]{16,})?")
 
 
 def _setting(check: str, default: Any, *bounds: int) -> Any:
-    """Define a setting; ``check`` is the id of its system check, ``bounds`` are its limits."""
+    """Define a setting. ``check``: id of its system check; ``bounds``: minimum and maximum."""
     return field(default=default, metadata={"check": check, "range": bounds or (None, None)})
 
 
@@ -63,14 +63,14 @@ class Settings:
 
 
 def json_default(value: Any) -> Any:
-    """Convert a value of a type that JSON lacks, as JSON_ENCODER does."""
+    """Convert a value with the encoder JSON_ENCODER; raise TypeError if it cannot."""
     encoder: json.JSONEncoder = import_string(get_settings().JSON_ENCODER)()
     return encoder.default(value)
 
 
 @cache
 def get_settings() -> Settings:
-    """Return the setting PSQLMESSAGES; raise ImproperlyConfigured with all its errors."""
+    """Return the settings, which are cached; raise ImproperlyConfigured with all their errors."""
     values = getattr(settings, "PSQLMESSAGES", {})
     if errors := [error.text for error in find_errors(values)]:
         raise ImproperlyConfigured(" ".join(errors))
@@ -144,8 +144,8 @@ def _find_encoder_problem(path: Any) -> str:
     return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
 
 
-# By setting: the function that describes the problem of an invalid value. A setting that is not
-# here is a number, and so has bounds, or an alias of a database.
+# Functions that check a setting, by its name. All other settings are numbers with bounds, or
+# aliases of databases.
 _PROBLEM_FINDERS: dict[str, Callable[[Any], str]] = {
     "METRICS": _find_switch_problem,
     "NODE": _find_node_problem,

@@ -74,8 +74,8 @@ on_rpc = registry.on_rpc
 
 _log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 
-# Functions that psqlmessages.testing adds: called for each message with the database alias, ident,
-# topic, body and has_receivers.
+# Functions that psqlmessages.testing adds. They are called for each message with the database
+# alias, ident, topic, body and has_receivers.
 observers: list[Callable[[str, str, str, Any, bool], None]] = []
 
 # LIMIT ends sending at the first error.
@@ -110,13 +110,13 @@ def send(
     require_listener: bool = False,
     using: str | None = None,
 ) -> bool:
-    """Send to a topic within Django's transaction: the commit sends, a rollback sends nothing.
+    """Send to a topic within Django's transaction: the message is sent when it commits.
 
-    ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. Without
-    listeners it logs a warning and returns False, or raises NoListeners if ``require_listener``.
-    Other errors raise their MessagesError. No error breaks the transaction: you can catch it and
-    continue. ``token`` asks the listeners for answers; the node connected under the same ident
-    receives them.
+    ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. If there
+    are no listeners, log a warning and return False; if ``require_listener``, raise NoListeners. If
+    the call is refused, raise another MessagesError. You can catch it and continue: it does not
+    break the transaction. With a ``token``, listeners can answer; the connected node of this ident
+    receives the answers.
     """
     ident = own_ident(ident)
     call = calls.topic_send_as(ident, topic, body, token or "")
@@ -132,7 +132,7 @@ def send(
     return has_listeners
 
 
-# sync_to_async runs it in the thread of the asynchronous ORM, so both use the same connection.
+# sync_to_async runs `send` in the thread of the asynchronous ORM, so both use the same connection.
 asend = sync_to_async(send)
 
 
@@ -146,7 +146,7 @@ def send_many(
 ) -> int:
     """Send many bodies to a topic in one statement, all or none; return their number.
 
-    Returns 0 if there are no listeners. Bytes cannot be mixed with other values. See :func:`send`.
+    Without listeners, return 0. Bytes cannot be mixed with other values. See :func:`send`.
     """
     bodies = list_bodies(bodies)
     ident = own_ident(ident)
@@ -165,7 +165,7 @@ def send_many(
         _log_lost_message(topic, using)
         has_listeners = False
     except DatabaseError as error:
-        # Without an outer transaction, the commit may raise it.
+        # If there is no outer transaction, the error may come from the commit.
         raise_messages_error(error)
         raise
     _notify_observers(using, ident, topic, bodies, has_receivers=has_listeners)
@@ -180,8 +180,8 @@ def publish(
 ) -> Published:
     """Store a body for a topic's subscriptions, within Django's transaction.
 
-    It is also sent to the nodes that listen to the topic; the result counts both. See :func:`send`
-    for ``ident``. An error does not break the transaction.
+    The body is also sent to the nodes that listen to the topic. The result counts subscriptions and
+    listeners. For ``ident`` and errors see :func:`send`.
     """
     ident = own_ident(ident)
     call = stream_calls.publish(ident, topic, body)
@@ -216,11 +216,11 @@ def read_stream(
 ) -> list[StreamMessage]:
     """Read new messages of the subscription of node ``client``, within ``transaction.atomic()``.
 
-    The first call creates the subscription; it expires ``timeout`` after the last call. The commit
-    acknowledges the messages together with your own writes, so each message takes effect exactly
-    once. If you roll back, they are delivered again. Other readers of the subscription wait until
-    the transaction ends. Raises TransactionManagementError outside of ``atomic``. An error from
-    the server breaks the transaction.
+    The first call creates the subscription, which expires ``timeout`` after the last call. The
+    commit acknowledges the messages together with your own writes, so each message takes effect
+    exactly once. If you roll back, the messages are delivered again. Other readers of the
+    subscription wait until the transaction ends. Raises TransactionManagementError outside of
+    ``atomic``. An error from the server breaks the transaction.
     """
     _require_atomic(using, "read_stream acknowledges", "messages")
     subscription = stream_calls.SubscriptionKey.of(client, topic, timeout)
@@ -228,7 +228,7 @@ def read_stream(
     return [message_of(topic, row) for row in rows]
 
 
-# There are no asynchronous transactions, so this commits: the returned messages are acknowledged.
+# Django has no asynchronous transactions. This function commits, which acknowledges the messages.
 aread_stream = sync_to_async(_in_transaction(read_stream))
 
 
@@ -246,9 +246,9 @@ def push(  # noqa: PLR0913 - one option per property of the element
 ) -> int:
     """Add an element to a queue, within Django's transaction; return its id.
 
-    It becomes available at ``mature``, or after ``delay``, or with the commit. A second push with
-    the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
-    PSQLMESSAGES["NODE"]. An error does not break the transaction.
+    The element becomes available with the commit, or later: at ``mature`` or after ``delay``. Until
+    the queue's key timeout, a second push with the same ``key`` adds nothing and returns the id of
+    the first. ``tries``: failed attempts so far. For ``ident`` and errors see :func:`send`.
     """
     call = queue_calls.push(
         own_ident(ident),
@@ -275,7 +275,7 @@ def push_many(  # noqa: PLR0913
     ident: str | None = None,
     using: str | None = None,
 ) -> list[int]:
-    """Add many elements in one call, in order, all or none; return their ids.
+    """Push many elements in one call, in order, all or none; return their ids.
 
     ``headers`` and ``keys`` have one entry per body; see :func:`push`. Bytes cannot be mixed with
     other values.
@@ -302,22 +302,22 @@ def pop(
 ) -> list[Element]:
     """Take and remove up to ``count`` elements within ``transaction.atomic()``; does not wait.
 
-    The commit removes them together with your other writes, so each element takes effect exactly
-    once. If you roll back, they return with the same number of tries; until then other consumers do
-    not get them. Raises TransactionManagementError outside of ``atomic``. An error from the server
-    breaks the transaction.
+    The commit removes the elements together with your other writes, so each takes effect exactly
+    once. If you roll back, the elements return with the same number of tries. Until the transaction
+    ends, other consumers do not get them. Raises TransactionManagementError outside of ``atomic``.
+    An error from the server breaks the transaction.
     """
     _require_atomic(using, "pop removes", "elements")
     return _fetch_elements(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
-# As aread_stream: it commits, so the returned elements are removed.
+# Like aread_stream, this function commits, which removes the elements.
 apop = sync_to_async(_in_transaction(pop))
 
 
 @dataclass(slots=True)
 class ReservedElement(Element):
-    """A leased element: commit it or roll it back, or it returns when its lease expires."""
+    """A leased element. It returns to the queue when its lease expires, unless you commit it."""
 
     ident: str = field(default="", repr=False)
     using: str | None = field(default=None, repr=False)
@@ -325,14 +325,14 @@ class ReservedElement(Element):
     def commit(self) -> None:
         """Remove the element, within the transaction of your writes.
 
-        Raises LeaseExpired if another consumer may have taken it: then roll back the writes.
+        Raises LeaseExpired if another consumer may have taken the element. Then roll back.
         """
         self._check(run(queue_calls.commit(self.ident, self), self.using))
 
     def rollback(self, *, delay: Duration | None = None) -> bool:
         """Give the element back as failed: to the end of the queue, or after ``delay``.
 
-        It counts one more try. Returns True if that was the last one, so that the element became a
+        This counts one more try. Returns True if it was the last one: the element then became a
         dead letter. Raises LeaseExpired if the lease has ended already.
         """
         result = run(queue_calls.rollback(self.ident, self, delay=delay), self.using)
@@ -363,8 +363,8 @@ def reserve_many(
 ) -> list[ReservedElement]:
     """Lease up to ``count`` elements; they return after ``duration`` unless committed.
 
-    Call it outside of ``atomic``. Call ``commit`` of each element within the ``atomic`` block of
-    your writes.
+    Does not wait for elements. Call this function outside of ``atomic``, and ``commit`` of each
+    element within the ``atomic`` block of your writes.
     """
     ident = own_ident(ident)
     elements = _fetch_elements(queue, queue_calls.reserve(ident, queue, count, duration), using)
@@ -384,15 +384,15 @@ def reserve(
     ident: str | None = None,
     using: str | None = None,
 ) -> Iterator[ReservedElement | None]:
-    """Handle one element: ``with reserve("jobs") as job``; None if there is none.
+    """Handle one element: ``with reserve("jobs") as job``; ``job`` is None if none is available.
 
-    The block runs in a transaction, which also removes the element, so its writes take effect
-    exactly once. If the lease has expired, LeaseExpired rolls them back. After an exception the
-    element returns with one more try: to the end of the queue, or after ``delay``. Call it outside
-    of ``atomic``.
+    The block runs in a transaction, which also removes the element, so the block's writes take
+    effect exactly once. If the lease has expired, LeaseExpired rolls the writes back. After an
+    exception the element is given back: see :meth:`ReservedElement.rollback`. Use ``reserve``
+    outside of ``atomic``.
     """
     if delay is not None:
-        as_timedelta(delay, "delay")  # an error here, not in place of the block's exception
+        as_timedelta(delay, "delay")  # raise an error now, not in place of the block's exception
     job = next(iter(reserve_many(queue, 1, duration, ident=ident, using=using)), None)
     try:
         with transaction.atomic(using=resolve_alias(using)):
@@ -440,11 +440,11 @@ def call(
 ) -> Any:
     """Call a node and return the body of its answer; also works within ``atomic``.
 
-    The call is sent immediately, on a separate session of this process: the other node does not
-    see uncommitted changes of your transaction. The session's ident is PSQLMESSAGES["NODE"], a dot
-    and a unique suffix, so a rule for it names ``shop.*``. Raises CallTimeout if no answer comes in
-    time, CalleeGone if the node disconnected, CallFailed if its handler failed, or another
-    MessagesError.
+    The call is sent immediately, on a separate session of this process, so the other node does not
+    see uncommitted changes of your transaction. The calling node is PSQLMESSAGES["NODE"], a dot and
+    a unique suffix: the rule must name a pattern such as ``shop.*``. Raises CallTimeout if no
+    answer comes in time, CalleeGone if the node disconnected, CallFailed if the node has no handler
+    or its handler failed, or another MessagesError.
     """
     as_timedelta(timeout, "timeout")
     if rpc_client.answer_in_tests is not None:
@@ -463,7 +463,7 @@ async def acall(
     timeout: Duration = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - same signature as `call`
     using: str | None = None,
 ) -> Any:
-    """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
+    """Call a node, see :func:`call`. Tasks that wait for an answer use no threads."""
     as_timedelta(timeout, "timeout")
     if rpc_client.answer_in_tests is not None:
         return await sync_to_async(rpc_client.answer_in_tests)(node, body)

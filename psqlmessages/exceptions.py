@@ -14,7 +14,7 @@ classes_by_number: dict[int, type[MessagesError]] = {}
 
 
 class Caller(NamedTuple):
-    """Who made a call, and the topic, queue or node that it named; words in capitals: unknown."""
+    """Role and node of a call, and type and name of its destination. In capitals: unknown."""
 
     role: str = "ROLE"
     ident: str = "NODE"
@@ -22,19 +22,19 @@ class Caller(NamedTuple):
     dest: str = "TOPIC"
 
 
-# Role, ident, type, dest and mode.
+# Role, ident, type, dest and mode of a rule.
 Rule = tuple[str, str, str, str, str]
 
 
 class MessagesError(Exception):
-    """Base of all errors of this package; also the class of errors with an unknown number."""
+    """Base class of this package's errors, and the class of errors with an unknown number."""
 
     number: int | None = None
-    #: What to do. A statement that adds the missing rules follows, if there are any.
+    #: What to do. If rules are missing, the statement that adds them follows.
     hint: ClassVar[str] = ""
     #: Set by the functions that know the caller.
     caller: Caller = Caller()
-    # Finds these values in the text. The protocol fixes the texts of the errors 1 to 21.
+    # Finds ``values`` in the text. The protocol fixes the texts of the errors 1 to 21.
     _pattern: ClassVar[str] = ""
 
     def __init__(self, text: str, *, number: int | None = None) -> None:
@@ -42,7 +42,7 @@ class MessagesError(Exception):
         self.text = text
         if number is not None:
             self.number = number
-        # Shown below the error in a traceback, and not a part of its text.
+        # A traceback shows this note below the error.
         self.add_note(f"See {self.url}")
 
     @property
@@ -59,12 +59,12 @@ class MessagesError(Exception):
 
     @property
     def values(self) -> dict[str, str]:
-        """The values that the text names, such as the ident, the type and the destination."""
+        """Values in the text: some of ``ident``, ``type``, ``dest`` and ``mode``; often none."""
         match = re.fullmatch(self._pattern, self.text, re.DOTALL) if self._pattern else None
         return match.groupdict() if match else {}
 
     def missing_rules(self) -> list[Rule]:
-        """Return the rules that would allow the call."""
+        """Return the rules that would allow the call; an empty list for most errors."""
         return []
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class MessagesError(Exception):
         return f"{numbered} ({hint})" if hint else numbered
 
     def _missing_rule(self, *, ident: str = "", type_: str = "", dest: str = "") -> Rule:
-        """Return a rule for the caller, with these values in place of what the call named."""
+        """Return a rule for the caller; arguments that are not "" replace values of the call."""
         caller = self.caller
         type_ = type_ or caller.type
         return (
@@ -87,13 +87,13 @@ class MessagesError(Exception):
 
 
 def error_for(number: int, text: str) -> MessagesError:
-    """Create the error with this number; its class is MessagesError if the number is unknown."""
+    """Create an error of the class with this number; of MessagesError if there is none."""
     error_class = classes_by_number.get(number)
     return error_class(text) if error_class else MessagesError(text, number=number)
 
 
 def insert_rules(*rules: Rule) -> str:
-    """Return the statement that adds rules."""
+    """Return the SQL statement that adds rules."""
     rows = ", ".join(f"({', '.join(map(_literal, rule))}, 60)" for rule in rules)
     columns = "(role, ident, type, dest, mode, timeout)"
     # If several rules are needed, some of them may exist.
@@ -110,7 +110,7 @@ class InvalidArgument(MessagesError):
 
 
 class DestinationMissing(InvalidArgument, number=1):
-    """The topic or node name is empty."""
+    """The name of the topic, queue or other destination is empty."""
 
 
 class IdentMissing(InvalidArgument, number=4):
@@ -118,11 +118,11 @@ class IdentMissing(InvalidArgument, number=4):
 
 
 class TokenEmpty(InvalidArgument, number=14):
-    """An RPC, or an answer, has no token."""
+    """The token of an RPC, or of an answer, is empty."""
 
 
 class IdentEmpty(InvalidArgument, number=15):
-    """The name of the other node is empty."""
+    """The name of the acting node, or of the other node of an RPC, is empty."""
 
 
 class TokenMalformed(InvalidArgument, number=18):
@@ -136,7 +136,7 @@ class BodyTooLarge(InvalidArgument, number=51):
 
 
 class MalformedMessage(InvalidArgument, number=52):
-    """The payload passed to get_data is not one that PostgreSQL has delivered."""
+    """The argument of get_data or audience is not a payload that PostgreSQL delivered."""
 
 
 class NameTooLong(InvalidArgument, number=54):
@@ -148,11 +148,11 @@ class UnknownEncoding(InvalidArgument, number=55):
 
 
 class NotPositive(InvalidArgument, number=60):
-    """A time in seconds, or a number of rows or elements, is not greater than zero."""
+    """A duration, or a number of rows or elements, is null, zero or negative."""
 
 
 class MalformedArgument(InvalidArgument, number=63):
-    """A lease, headers or a similar argument does not have the required form."""
+    """An argument, such as a lease, headers or a number of tries, has an invalid value."""
 
 
 class NotAuthorized(MessagesError):
@@ -203,7 +203,7 @@ class IdentInUse(MessagesError):
 
 
 class AlreadyRegistered(IdentInUse, number=6):
-    """This session has registered the node before: a warning in the server's log, never raised."""
+    """This session has already registered the node. A warning of the server, never raised."""
 
 
 class IdentTakenByOtherRole(IdentInUse, number=7):
@@ -242,7 +242,7 @@ class IdentNotExistent(NotExistent, number=16):
     _pattern = "Client (?P<ident>.*) don't exist"
 
     def missing_rules(self) -> list[Rule]:
-        """Return the rule of the acting node; or those of the receiving node and of its caller."""
+        """Return a rule for the acting node, or rules for the receiving node and the caller."""
         named = self.values.get("ident", "")
         if named == self.caller.ident:
             return [self._missing_rule()]
@@ -324,16 +324,16 @@ class NotOfThisSession(OutOfOrder, number=53):
 
 
 class CallFailed(MessagesError, number=56):
-    """The called node answered that the request failed; the text is its reason."""
+    """The called node has no handler or failed, or PostgreSQL aborted a call of the relay."""
 
 
 def failure_text(ident: str, error: BaseException) -> str:
-    """Return the text that a caller gets if a handler failed: only the class of the error."""
+    """Return the text that a caller gets if a handler failed. It names only the error's class."""
     return f"the handler of {ident} failed ({type(error).__name__})"
 
 
 class RowsNotStaged(OutOfOrder, number=64):
-    """Staged rows are missing: they were not all copied, or were removed after a day."""
+    """Staged rows are missing: some were not copied, or they were removed after a day."""
 
 
 class BatchOutOfOrder(OutOfOrder, number=65):
@@ -343,21 +343,21 @@ class BatchOutOfOrder(OutOfOrder, number=65):
 
 
 class MalformedFrame(MessagesError, number=57):
-    """From the WebSocket relay: a frame does not follow its protocol."""
+    """From the WebSocket relay: a frame does not follow the relay's protocol."""
 
 
 class LimitReached(MessagesError, number=58):
-    """A limit of the queue functions or of the relay's settings is exceeded."""
+    """A limit of queue functions or the relay is exceeded, or the notification queue is full."""
 
 
 class RelayAway(MessagesError, number=59):
-    """From the WebSocket relay: it is reconnecting to PostgreSQL."""
+    """From the WebSocket relay: the relay is reconnecting to PostgreSQL."""
 
     hint = "wait for the event reconnected, and try again"
 
 
 class CallTimeout(MessagesError, TimeoutError):
-    """No answer to a call arrived in time; an answer that arrives later is dropped and counted."""
+    """A call could not be sent or answered in time. A later answer is dropped and counted."""
 
 
 class CalleeGone(CallTimeout):
@@ -365,11 +365,11 @@ class CalleeGone(CallTimeout):
 
 
 class ServerUnreachable(MessagesError, ConnectionError):
-    """The connection to PostgreSQL could not be opened."""
+    """There is no connection to PostgreSQL: it could not be opened, or was lost."""
 
 
 class ConnectionLost(ServerUnreachable):
-    """The connection was lost; the server may or may not have executed the call."""
+    """The connection is lost. The server may or may not have executed the call."""
 
 
 class NotificationQueueFull(MessagesError):
@@ -379,7 +379,7 @@ class NotificationQueueFull(MessagesError):
 
 
 class ConnectionShared(ServerUnreachable):
-    """A pooler shares connections among clients, so notifications would not arrive."""
+    """A pooler shares connections among clients, so notifications may not arrive."""
 
     hint = (
         "connect to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES),"
@@ -394,10 +394,10 @@ class NotInstalled(MessagesError):
 
 
 class LeaseExpired(MessagesError):
-    """The lease of a queue element has ended; another consumer may have taken the element."""
+    """The lease of a queue element has ended. Another consumer may have taken the element."""
 
     hint = "roll back your writes for this element; reserve for longer, or call renew()"
 
 
 class NodeClosed(MessagesError):
-    """The node was closed or stopped, or was never opened."""
+    """The node or PubSub bus was closed or stopped, or the node was never opened."""

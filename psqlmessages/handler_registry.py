@@ -21,7 +21,7 @@ DEFAULT_TRIES = 5
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A registered function and the messages it handles; ``topic`` is "" for RPC."""
+    """A registered function, and the messages that it handles. ``topic`` is "" for RPC."""
 
     function: Callable[[Message], Any]
     topic: str
@@ -36,7 +36,7 @@ class Handler:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     def run(self, message: Message, using: str) -> Any:
-        """Call the function; if ``atomic``, in a transaction that its exception rolls back."""
+        """Call the function; if ``atomic``, in a transaction, which an exception rolls back."""
         function = self.function
         if iscoroutinefunction(function):
             function = async_to_sync(function)
@@ -62,15 +62,15 @@ class HandlerRegistry:
         tries: int = DEFAULT_TRIES,
         ordered: bool = False,
     ) -> Callable[[F], F]:
-        """Call the decorated function for each message of a topic, or of a pattern (``A*``).
+        """Call the decorated function for each message of a topic, or of a pattern like ``A*``.
 
         ``node`` is the node, or a pattern of nodes, that receives the messages (default: all).
         ``atomic`` runs the function in its own transaction, which an exception rolls back. After an
         exception the function is called again, with growing delays, up to ``tries`` calls in total.
-        After the last one the message is logged, counted and lost: topic messages are not stored.
-        A result other than None is sent as the answer if the message asks for one. With
-        ``ordered``, the function gets the messages of one topic one after the other, in their
-        order; but messages behind a failed one are not delayed until its retry.
+        If the last call fails, the message is lost, because topic messages are not stored; the loss
+        is logged and counted. A result other than None is sent as the answer if the message asks
+        for one. With ``ordered``, the function gets the messages of one topic one after the other,
+        in their order. But a failed message does not delay the messages behind it until its retry.
         """
         if not isinstance(topic, str) or not topic:
             raise TypeError(
@@ -96,11 +96,11 @@ class HandlerRegistry:
     ) -> Any:
         """Call the decorated function for each RPC to the node; its result is the answer.
 
-        The answer is sent after the function's transaction has committed. After an exception there
-        is no retry: it is logged and counted, and the caller gets CallFailed with the name of its
-        class. Raise ``CallFailed("…")`` to choose the text. ``node`` is a node or a pattern; if
-        several handlers match, the most specific one is called. Raises ImproperlyConfigured
-        if ``node`` already has a handler.
+        The answer is sent after the function's transaction has committed. An exception is logged
+        and counted, without a retry, and the caller gets CallFailed with the name of the
+        exception's class. Raise ``CallFailed("…")`` to choose the text. ``node`` is a node or a
+        pattern; if several handlers match, the most specific one is called. Raises
+        ImproperlyConfigured if the same ``node`` already has a handler.
         """
 
         def register(function: F) -> F:
@@ -122,7 +122,7 @@ class HandlerRegistry:
     def match(self, message: Message, node: str | None) -> list[Handler]:
         """List the handlers of a message that ``node`` received, in the order of registration.
 
-        For an RPC that is at most one, the most specific.
+        For an RPC, list only the most specific handler. System events have no handlers.
         """
         handlers = self.list_handlers(node)
         if message.type == TOPIC:
@@ -133,7 +133,7 @@ class HandlerRegistry:
         return []
 
     def list_handlers(self, node: str | None) -> list[Handler]:
-        """List the handlers of a node, or of all nodes if it is None."""
+        """List the handlers of a node, or of all nodes if ``node`` is None."""
         handlers = [*self._topics, *self._rpcs.values()]
         return [h for h in handlers if node is None or matches(h.node, node)]
 

@@ -36,17 +36,17 @@ from psqlmessages.retry import Backoff, RateLimitedLogger
 
 logger = logging.getLogger("psqlmessages")
 
-# How often the worker looks at the clock while no message arrives.
+# How often the worker calls ``on_tick`` while no message arrives.
 TICK = timedelta(seconds=1)
 # How often to listen to topics that are new or allowed again.
 LISTEN_INTERVAL = timedelta(seconds=10)
 MIN_RETRY_DELAY = timedelta(seconds=1)
 MAX_RETRY_DELAY = timedelta(seconds=60)
 BACKLOG_LIMIT = 1000
-# A handler that takes longer is stuck.
+# A handler that takes longer than this is stuck.
 STUCK_AFTER = timedelta(seconds=60)
-# Each stuck handler occupies a thread and perhaps a connection. With more of them, the process
-# ends, so that its supervisor restarts it.
+# Each stuck handler occupies a thread and perhaps a connection. If more than this number are stuck,
+# the process ends, so that a supervisor restarts the process.
 MAX_STUCK = 10
 
 
@@ -54,10 +54,10 @@ MAX_STUCK = 10
 class HandlerCounters:
     """Counters of a worker.
 
-    ``handled`` counts successful calls, ``failures`` calls that raised an error, ``given_up``
-    messages whose last try failed, ``unhandled`` messages without a handler, ``unanswered`` answers
-    that could not be sent, ``dropped`` calls that waited when the worker stopped, ``stuck`` calls
-    that took too long.
+    ``handled``: calls that returned, or chose a CallFailed; ``failures``: calls that raised another
+    error; ``given_up``: calls without a further retry, and messages without a readable body;
+    ``unhandled``: messages without a handler; ``unanswered``: answers that could not be sent;
+    ``dropped``: calls that waited when the worker stopped; ``stuck``: calls that took too long.
     """
 
     handled: int = 0
@@ -80,26 +80,26 @@ class HandlerCall:
 
     @property
     def order_key(self) -> tuple[Handler, str] | None:
-        """Handler and topic, if the handler gets the messages of a topic one after the other."""
+        """Handler and topic of an ordered handler: its calls run one after the other."""
         return (self.handler, self.message.topic) if self.handler.ordered else None
 
 
 class Backlog:
-    """Calls that wait for a worker thread: at most ``limit`` due ones, and as many delayed ones.
+    """Calls that wait for a worker thread: at most ``limit`` due and ``limit`` delayed calls.
 
-    After a call was taken, others with the same ``order_key`` wait for its ``finish``.
+    While a call is taken and not finished, other calls with the same ``order_key`` wait.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._due: deque[HandlerCall] = deque()
-        # A heap: when a call is due, a number that makes entries comparable, and the call.
+        # A heap of: the time when a call is due, a number that makes entries comparable, the call.
         self._delayed: list[tuple[float, int, HandlerCall]] = []
         self._numbers = count()
-        # By order key: the call that was taken and is not finished.
+        # Calls that were taken and are not finished, by order key.
         self._taken: dict[tuple[Handler, str], HandlerCall] = {}
         self._is_closed = False
-        # Reentrant: a signal handler that calls close() may interrupt the thread with the lock.
+        # Reentrant: a signal handler that calls close() may interrupt a thread with the lock.
         self._condition = threading.Condition(threading.RLock())
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Backlog:
             return len(self._due) + len(self._delayed)
 
     def put(self, call: HandlerCall) -> bool:
-        """Add a due call; wait while there are too many. Return False if closed."""
+        """Add a due call; wait while there are ``limit`` due calls. Return False if closed."""
         with self._condition:
             self._condition.wait_for(lambda: self._is_closed or len(self._due) < self._limit)
             if self._is_closed:
@@ -117,7 +117,7 @@ class Backlog:
             return True
 
     def put_delayed(self, call: HandlerCall, at: float) -> bool:
-        """Add a call that is due at a monotonic time; return False if closed or full."""
+        """Add a call that is due at this monotonic time; return False if closed or full."""
         with self._condition:
             if self._is_closed or len(self._delayed) >= self._limit:
                 return False
@@ -126,14 +126,14 @@ class Backlog:
             return True
 
     def take(self) -> HandlerCall | None:
-        """Take the next due call, delayed ones first; return None if closed."""
+        """Wait for a due call and take it, first those that were delayed; return None if closed."""
         with self._condition:
             while not self._is_closed:
                 now = monotonic()
-                returned = []
+                now_due = []
                 while self._delayed and self._delayed[0][0] <= now:
-                    returned.append(heapq.heappop(self._delayed)[2])
-                self._due.extendleft(reversed(returned))
+                    now_due.append(heapq.heappop(self._delayed)[2])
+                self._due.extendleft(reversed(now_due))
                 for index, call in enumerate(self._due):
                     if (key := call.order_key) is None or key not in self._taken:
                         if key is not None:
@@ -145,7 +145,7 @@ class Backlog:
             return None
 
     def finish(self, call: HandlerCall) -> None:
-        """Let the next call with the same order key be taken; repeating it has no effect."""
+        """Release the call's order key, so that the next call with this key can be taken."""
         key = call.order_key
         with self._condition:
             if key is not None and self._taken.get(key) is call:
@@ -153,7 +153,7 @@ class Backlog:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Wake all waiting threads, and drop the remaining calls. Callable from signal handlers."""
+        """Wake all waiting threads. Nothing can be taken then. Callable from signal handlers."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
@@ -162,7 +162,7 @@ class Backlog:
 class HandlerWorker:
     """Receives messages of one node in the thread that calls ``run``; other threads call handlers.
 
-    So a slow handler delays neither the node nor the notification queue of the server. Each thread
+    A slow handler therefore does not stop the node from reading notifications. Each thread
     has its own Django connections. If a handler takes longer than ``stuck_after``, a new thread
     replaces its thread.
     """
@@ -182,9 +182,9 @@ class HandlerWorker:
         self._using = using
         self._backlog = Backlog(BACKLOG_LIMIT)
         self._threads = [self._create_thread(number) for number in range(1, concurrency + 1)]
-        # By thread: its current call, and when that began.
+        # The current call of each thread, and the monotonic time when the call began.
         self._busy: dict[threading.Thread, tuple[HandlerCall, float]] = {}
-        # Threads that were replaced, and whose handler has not returned.
+        # Replaced threads whose handler has not returned.
         self._stuck: set[threading.Thread] = set()
         self._stuck_after = stuck_after.total_seconds()
         self._has_ended = threading.Event()
@@ -196,9 +196,9 @@ class HandlerWorker:
         self.is_stopping = False
 
     def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Handle messages until ``stop``, then finish running handlers; raise a fatal error.
+        """Handle messages until ``stop``, then wait for running handlers; raise a fatal error.
 
-        ``on_tick`` is called after each message, and every second if there is none.
+        Does not wait for stuck handlers. ``on_tick`` is called after each message and each second.
         """
         for thread in self._threads:
             thread.start()
@@ -231,7 +231,7 @@ class HandlerWorker:
             self._tick(on_tick)
 
     def stop(self) -> None:
-        """Accept no new messages; callable from any thread and from signal handlers."""
+        """Accept no new messages. All threads and signal handlers may call this method."""
         self.is_stopping = True
         self._node.stop()
         self._backlog.close()
@@ -239,9 +239,10 @@ class HandlerWorker:
     # Listening
 
     def listen(self) -> list[str]:
-        """Listen to the topics of the handlers and return them; raise the error of a missing rule.
+        """Listen to the topics of the handlers; return all topics that the worker listens to.
 
-        For a pattern, listen to the existing topics that match it, if a rule allows that.
+        A pattern stands for the existing topics that a rule allows. Raises the error of a missing
+        rule for a named topic, after listening to all other topics.
         """
         handlers = self._registry.list_handlers(self._node.ident)
         topics = {handler.topic for handler in handlers if handler.topic}
@@ -292,7 +293,7 @@ class HandlerWorker:
         if message.type not in (RPC, TOPIC):
             return
         if message.error is not None:
-            # The body could not be fetched, which the node has logged. A retry would not help.
+            # The node could not fetch the body, and has logged that. A retry would not help.
             self._count("given_up")
             return
         handlers = self._registry.match(message, self._node.ident)
@@ -356,7 +357,7 @@ class HandlerWorker:
                 self._threads.remove(thread)
 
     def _replace_stuck_threads(self) -> None:
-        """Replace the threads whose handlers take too long, until ``run`` ends."""
+        """Replace threads whose handlers take longer than ``stuck_after``, until ``run`` ends."""
         while not self._has_ended.wait(min(TICK.total_seconds(), self._stuck_after / 2)):
             now = monotonic()
             for thread, (call, started_at) in list(self._busy.items()):
@@ -364,7 +365,7 @@ class HandlerWorker:
                     self._replace_thread(thread, call, now - started_at)
 
     def _replace_thread(self, thread: threading.Thread, call: HandlerCall, seconds: float) -> None:
-        """Log the stack of a stuck thread, and start another one for the next messages."""
+        """Log the stack of a stuck thread; start a new thread, or stop if too many are stuck."""
         self._stuck.add(thread)
         self._backlog.finish(call)
         self._count("stuck")
@@ -399,7 +400,7 @@ class HandlerWorker:
             self._on_handler_failed(call, error)
             return
         self._count("handled")
-        # The steps are functions to call.
+        # Each step is a function without arguments.
         run_steps(send_answer(call.message, answer, self._on_reply_failed), operator.call)
 
     def _on_handler_failed(self, call: HandlerCall, error: BaseException) -> None:

@@ -1,17 +1,17 @@
-"""Health of the parts of this process, for /healthz."""
+"""Health of the parts of this process, such as the WebSocket hub, for /healthz."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# By part: the function that returns whether it is broken.
+# Functions that return whether a part is broken, by the name of the part.
 _checks: dict[str, Callable[[], bool]] = {}
 
 
 def register(name: str, is_broken: Callable[[], bool]) -> None:
-    """Register a part of this process when its module is imported; /healthz shows its name.
+    """Register a part of this process; /healthz shows ``name`` while ``is_broken`` returns True.
 
-    The event loop of /healthz calls ``is_broken``, which must not wait or raise an error.
+    /healthz calls ``is_broken`` in its event loop, so it must not wait or raise an error.
     """
     _checks[name] = is_broken
 

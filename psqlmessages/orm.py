@@ -20,7 +20,7 @@ from psqlmessages.exceptions import Caller, MessagesError
 
 DIRECT_ALIAS: Final = "direct"
 
-# Other calls of Django's functions name a queue.
+# The SQL functions about topics; the destination of all other calls is a queue.
 _TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe)")
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ def database_dsn(using: str | None = None) -> str:
 def direct_dsn(using: str | None = None) -> str:
     """Return the connection string for sessions that LISTEN, which a pooler must not share.
 
-    For PSQLMESSAGES["DATABASE"] it is that of PSQLMESSAGES["DIRECT_DATABASE"], or of the alias
-    "direct" if there is one. Other aliases use their own.
+    For PSQLMESSAGES["DATABASE"], return that of PSQLMESSAGES["DIRECT_DATABASE"], or else of the
+    alias "direct" if it exists. For each other alias, return its own.
     """
     if resolve_alias(using) == get_settings().DATABASE:
         using = direct_alias() or using
@@ -59,20 +59,20 @@ def direct_dsn(using: str | None = None) -> str:
 
 
 def direct_alias() -> str | None:
-    """Return the alias that leads to PSQLMESSAGES["DATABASE"] without a pooler, if there is one."""
+    """Return the alias for PSQLMESSAGES["DATABASE"] without a pooler; None if there is none."""
     alias = get_settings().DIRECT_DATABASE
     return alias or (DIRECT_ALIAS if DIRECT_ALIAS in connections else None)
 
 
 def connection_dsn(connection: BaseDatabaseWrapper) -> str:
-    """Return the connection string of one of Django's connections: its parameters for libpq."""
+    """Return the connection string of a Django connection, from its parameters for libpq."""
     parameters = connection.get_connection_params()
     libpq_names = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     return make_conninfo(**{key: parameters[key] for key in parameters if key in libpq_names})
 
 
 def own_ident(ident: str | None = None) -> str:
-    """Return ``ident``, or PSQLMESSAGES["NODE"]; raise ImproperlyConfigured if it is not set."""
+    """Return ``ident``, or NODE of the settings; raise ImproperlyConfigured if both are unset."""
     if ident is not None:
         return ident
     if not (ident := get_settings().NODE):
@@ -84,7 +84,7 @@ def own_ident(ident: str | None = None) -> str:
 
 
 def run(call: Call[T], using: str | None) -> T:
-    """Run a call; an error in its answer is raised, but does not break the transaction."""
+    """Run a call. An error in its answer is raised, and does not break the transaction."""
     rows = fetch(call.sql, call.params, using)
     with explaining_refused_calls(call.sql, call.params, using):
         return call.read(rows[0][0] if rows else None)
@@ -94,7 +94,7 @@ def run(call: Call[T], using: str | None) -> T:
 def explaining_refused_calls(
     sql: str, params: Sequence[Any] | Mapping[str, Any], using: str | None
 ) -> Iterator[None]:
-    """Count a call that is refused in the block; its error shows the rule for the caller."""
+    """Count a call that is refused in the block, and store its caller in the error."""
     try:
         with counting_refused_calls(params):
             yield
@@ -110,7 +110,7 @@ def explaining_refused_calls(
 
 @contextmanager
 def counting_refused_calls(params: Sequence[Any] | Mapping[str, Any]) -> Iterator[None]:
-    """Count a call that is refused in the block; its first parameter, or ``ident``, is the node."""
+    """Count a call that is refused in the block, by its node: ``ident`` or the first parameter."""
     try:
         yield
     except MessagesError as error:
@@ -123,7 +123,7 @@ def counting_refused_calls(params: Sequence[Any] | Mapping[str, Any]) -> Iterato
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
-    """Run a statement and return its rows; an error breaks the transaction."""
+    """Run a statement and return its rows. An error of PostgreSQL breaks the transaction."""
     with postgresql_connection(using).cursor() as cursor:
         try:
             cursor.execute(sql, params)
@@ -135,7 +135,7 @@ def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
 
 
 def raise_messages_error(error: DatabaseError) -> None:
-    """Raise a MessagesError if this database error has one of our error codes."""
+    """Raise the MessagesError for this database error; return if there is none."""
     if isinstance(cause := error.__cause__, Error):
         translated = translate_error(cause, is_broken=False)
         if isinstance(translated, MessagesError):

@@ -11,14 +11,13 @@ from psqlmessages.rpc_client import close_clients
 
 @pytest.fixture(autouse=True)
 def _close_sessions() -> Iterator[None]:
-    """Close the sessions of ``call`` and of the history's writer.
+    """Close the sessions of ``call`` and of the history's writer after each test.
 
-    PostgreSQL does not drop a database with open sessions.
+    PostgreSQL does not drop the test database while sessions are open.
     """
     yield
     close_clients()
-    # A WebSocket that a test opened has started the writer of the history. If no test opens one,
-    # do not import the modules of the monitor.
+    # WebSockets and commands start the writer of the history. Do not import it only to stop it.
     if writer := sys.modules.get("psqlmessages.monitor.minute_writer"):
         writer.stop_history_writer()
 

@@ -16,7 +16,7 @@ _STABLE_SECONDS: Final = 5.0
 class Backoff:
     """Exponential delays with jitter, so that many nodes do not retry at the same moment.
 
-    All times are seconds of a monotonic clock that the caller passes in.
+    ``now`` is the time of a monotonic clock in seconds.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Backoff:
         self.next_at = 0.0
 
     def record_failure(self, now: float) -> float:
-        """Count a failed attempt; return the seconds until the next one, half of them random."""
+        """Count a failed attempt; return the seconds until the next one: up to half are random."""
         # The exponent is bounded: 2.0 ** 1100 overflows after a night without a server.
         ceiling = min(self._maximum, self._minimum * 2.0 ** min(self.failures, 60))
         delay = ceiling * (0.5 + 0.5 * self._jitter())
@@ -44,14 +44,14 @@ class Backoff:
         self.next_at = 0.0
 
     def on_connected(self, now: float) -> None:
-        """Record a new connection; the delay stays until it has proved stable."""
+        """Record a new connection. The delay stays until the connection has proved stable."""
         self._connected_at = now
 
     def on_connection_lost(self, now: float) -> None:
         """Reset the delay if the connection was stable, then count the loss as a failure."""
         if now - self._connected_at >= _STABLE_SECONDS:
             self.reset()
-        # Delay even the first attempt: all clients lose a restarted server at the same time.
+        # Delay even the first attempt, because a server's restart disconnects all clients.
         self.record_failure(now)
 
 
@@ -61,7 +61,7 @@ def error_line(error: object) -> str:
 
 
 class RateLimitedLogger:
-    """Logs each warning at most once per interval; the next one tells how many were suppressed."""
+    """Logs each warning at most once per interval, with the number of suppressed ones."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class RateLimitedLogger:
         self._logger = logger
         self._interval = interval.total_seconds()
         self._clock = clock
-        # By text and key: when the warning was last logged, and how often suppressed since.
+        # For each text and key: when it was last logged, and the number suppressed since then.
         self._history: dict[tuple[str, Hashable], tuple[float, int]] = {}
 
     def warning(
         self, text: str, *values: Any, key: Hashable = None, exc_info: BaseException | None = None
     ) -> None:
-        """Log ``text % values``; the interval applies to each pair of ``text`` and ``key``."""
+        """Log ``text % values``, once per interval for each pair of ``text`` and ``key``."""
         now = self._clock()
         logged_at, suppressed = self._history.get((text, key), (-self._interval, 0))
         if now - logged_at < self._interval:
@@ -92,7 +92,7 @@ class RateLimitedLogger:
 
 
 class TokenBucket:
-    """Starts with ``burst`` tokens, and regains ``rate`` tokens per second up to that number."""
+    """Starts with ``burst`` tokens, and adds ``rate`` tokens per second up to ``burst``."""
 
     def __init__(
         self, rate: float, burst: float, *, clock: Callable[[], float] = monotonic
@@ -104,7 +104,7 @@ class TokenBucket:
         self._refilled_at = clock()
 
     def refill(self) -> float:
-        """Add the tokens regained since the last call; return how many there are now."""
+        """Add the tokens for the time since the last call; return the number of tokens."""
         now = self._clock()
         self.tokens = min(self._burst, self.tokens + (now - self._refilled_at) * self._rate)
         self._refilled_at = now
@@ -116,10 +116,10 @@ class TokenBucket:
 MAX_LOCK_WAIT_SECONDS: Final = 0.5
 # With this lock_timeout, an attempt succeeds only if the lock is free.
 MIN_LOCK_WAIT_SECONDS: Final = 0.001
-# The share of time that failed waits may take, and the seconds that one burst may take.
+# The share of time that failed waits may take.
 _FAILED_WAIT_SHARE: Final = 0.1
 _BURST_SECONDS: Final = 1.0
-# How long after a timeout a subject counts as locked.
+# A subject counts as locked for this time after a lock timeout.
 _LOCKED_SECONDS: Final = 60.0
 _MAX_LOCKED_SUBJECTS: Final = 1000
 
@@ -127,9 +127,9 @@ _MAX_LOCKED_SUBJECTS: Final = 1000
 class LockWaitBudget:
     """Limits the time that a shared session spends waiting for locks.
 
-    After one timeout on a subject (a topic or an ident), later attempts use 1 ms until one
+    After a timeout on a subject (a topic or an ident), the timeout is 1 ms until an attempt
     succeeds, for a minute at most. A token bucket limits all failed waits together to a tenth of
-    the time. A single wait takes at most ``max_wait`` seconds, a burst of waits ``burst``.
+    the time. A wait takes at most ``max_wait`` seconds, a burst of failed waits ``burst`` seconds.
     """
 
     def __init__(
@@ -142,18 +142,18 @@ class LockWaitBudget:
         self._clock = clock
         self._max_wait = max_wait
         self._bucket = TokenBucket(_FAILED_WAIT_SHARE, burst, clock=clock)
-        # By subject, oldest first. Limited, since users choose the names.
+        # The end of the locked time of each subject, oldest first. Limited, as users choose names.
         self._locked_until: dict[str, float] = {}
 
     def timeout_seconds(self, subjects: Iterable[str] = ()) -> float:
-        """Return the lock timeout for an attempt that locks these subjects."""
+        """Return the lock timeout, in seconds, for an attempt that locks these subjects."""
         now, seconds_left = self._clock(), self._bucket.refill()
         if any(self._locked_until.get(subject, now) > now for subject in subjects):
             return MIN_LOCK_WAIT_SECONDS
         return max(MIN_LOCK_WAIT_SECONDS, min(self._max_wait, seconds_left))
 
     def record_timeout(self, seconds: float, subject: str | None = None) -> None:
-        """Record a lock timeout of ``seconds``; ``subject`` is the locked one, if that is known."""
+        """Record a lock timeout after ``seconds``; ``subject`` is the locked subject if known."""
         self._bucket.tokens = max(0.0, self._bucket.tokens - seconds)
         if subject is not None:
             self._locked_until.pop(subject, None)

@@ -1,4 +1,4 @@
-"""Installation of the SQL functions, and its migration operations."""
+"""Installation of the SQL functions, and the migration operations that install them."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ from django.db.migrations.state import ProjectState
 
 from psqlmessages.sql import SCRIPTS, digest, scripts
 
-# The installed functions, views and triggers: oid, and a mark that changes with each replacement.
+# Oid and version of each installed function, view and trigger. A replacement changes the version.
 _VERSIONS = """
     SELECT p.oid, p.xmin::text || p.ctid::text
     FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = to_regnamespace('messages')
@@ -32,9 +32,9 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
     """Make the schema ``messages`` equal to the scripts of a folder.
 
     Replaces functions, views and triggers, and drops those that the scripts do not contain. Data
-    and grants stay; only grants on single columns are lost if their view must be dropped. Calls
-    wait until the installation ends. Raises PostgreSQL's error if one of your objects depends on a
-    dropped one.
+    and grants stay, except grants on single columns of a view that must be dropped. Calls wait
+    until the installation ends. Raises RuntimeError if the default schema is not ``public``, and
+    PostgreSQL's error if one of your objects depends on an object that must be dropped.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
@@ -48,7 +48,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         cursor.execute(_read_script("list_grants.sql"))
         grants = cursor.fetchall()
         try:
-            # Replaced functions keep their oid, so calls that waited for the locks still find them.
+            # Replaced functions keep their oid, so calls that waited for the locks find them again.
             with cursor.connection.transaction():
                 lock_tables(cursor, "some")
                 _replace_objects(cursor, folder)
@@ -56,7 +56,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
             # A lock was not available: dropping the objects would not help.
             raise
         except Error:
-            # Some objects cannot be replaced, only dropped: for instance if a parameter is renamed.
+            # Some objects cannot be replaced, only dropped: for instance, with a renamed parameter.
             lock_tables(cursor, "all")
             _drop_objects(cursor)
             _run_scripts(cursor, scripts(folder))
@@ -67,7 +67,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 
 def _create_schema(cursor: Any) -> None:
-    """Create the schema if it is missing. An error names the GRANT that this role lacks."""
+    """Create the schema if it is missing; raise an error that names a missing GRANT."""
     cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
     if cursor.fetchone()[0]:
         return
@@ -85,14 +85,14 @@ def _create_schema(cursor: Any) -> None:
 
 
 def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the schema ``messages`` and all its objects, one by one, if it exists."""
+    """Drop the schema ``messages`` and all its objects, one by one, if the schema exists."""
     with connection.cursor() as cursor:
         for statement in removal_statements():
             cursor.execute(statement)
 
 
 def removal_statements() -> list[str]:
-    """List the statements that remove the objects of the scripts."""
+    """List the statements that `remove` runs."""
     return [
         "SELECT set_config('messages.locks', 'all', true);",
         _read_script("lock_tables.sql"),
@@ -103,13 +103,13 @@ def removal_statements() -> list[str]:
 
 
 def lock_tables(cursor: Any, scope: str) -> None:
-    """Lock tables, so that calls wait: "some" to replace objects, "all" to drop them."""
+    """Lock tables, so that calls wait. ``scope``: "some" to replace objects, "all" to drop."""
     cursor.execute("SELECT set_config('messages.locks', %s, true)", [scope])
     cursor.execute(_read_script("lock_tables.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
-    """Return the digest of the scripts installed in a database; None if there are none."""
+    """Return the digest of the scripts installed in a database; None if none are installed."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
         comment = cursor.fetchone()[0]
@@ -124,7 +124,7 @@ def has_unapplied_migrations(connection: BaseDatabaseWrapper) -> bool:
 
 
 def write_settings(*, using: str, **_: Any) -> None:
-    """After migrate: store in the database the settings that also apply to calls without Django."""
+    """Store MAX_BODY_BYTES in the database, for calls without Django. Called after migrate."""
     from psqlmessages.conf import get_settings
 
     connection = connections[using]
@@ -138,7 +138,7 @@ def write_settings(*, using: str, **_: Any) -> None:
 def _replace_objects(cursor: Any, folder: Path) -> None:
     """Run the scripts, and drop the objects that they have not created or replaced."""
     versions = _read_versions(cursor)
-    # The last script grants and revokes, which gives all functions a new version.
+    # Run the last script at the end, because its grants change the versions of all functions.
     *code, grants = scripts(folder)
     _run_scripts(cursor, code)
     current = _read_versions(cursor).items()
@@ -168,7 +168,7 @@ def _read_script(name: str) -> str:
 
 
 def _find_objects(cursor: Any, kind: str, name: str) -> list[str]:
-    """Return the functions or views with a name, quoted; functions with their argument types."""
+    """Return the quoted names of views, or signatures of functions, with this name."""
     cursor.execute(
         "SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc AS p"
         " WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = %s"
@@ -186,9 +186,9 @@ STORED_SCRIPTS = Path(__file__).parent / "migrations" / "sql"
 class InstallSQL(Operation):
     """Make the SQL functions equal to the scripts of one version.
 
-    These are the current scripts if they have this digest, and otherwise those under
-    ``migrations/sql/<version>/``, where a later migration has stored them. Backward it installs the
-    scripts of the version ``before``, or removes everything if that is None.
+    If the current scripts have this digest, they are installed, and otherwise the scripts in
+    ``migrations/sql/<version>/``, where a later migration has stored them. Backward, the operation
+    installs the scripts of the version ``before``; if ``before`` is None, it removes everything.
     """
 
     reversible = True
@@ -211,7 +211,7 @@ class InstallSQL(Operation):
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
-        """Install the scripts of the earlier version, or remove everything."""
+        """Install the scripts of the version ``before``, or remove everything if it is None."""
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
         if self.before is not None:
@@ -222,7 +222,7 @@ class InstallSQL(Operation):
             remove(schema_editor.connection)
 
     def find_folder(self) -> Path:
-        """Return the folder with the scripts of this version; raise FileNotFoundError."""
+        """Return the folder of this version's scripts; raise FileNotFoundError if there is none."""
         for folder in (SCRIPTS, STORED_SCRIPTS / self.version):
             if digest(folder) == self.digest:
                 return folder
@@ -251,7 +251,7 @@ class ReinstallSQL(InstallSQL):
     """Update SQL functions that an earlier development state of this version has installed.
 
     Until 1.0 the earlier migrations are rewritten, so a new database already has the current
-    scripts. Backward it changes nothing, because the earlier migrations have the same scripts.
+    scripts. Backward, the operation changes nothing, because the earlier scripts are the same.
     """
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -
     if not schema_editor.collect_sql:
         install(schema_editor.connection, folder)
         return
-    # Unlike `install`, they drop no objects of an earlier version, and restore no grants.
+    # Unlike `install`, these statements drop no objects of earlier versions and restore no grants.
     schema_editor.collected_sql += [
         "CREATE SCHEMA IF NOT EXISTS messages;",
         *(script.read_text() for script in scripts(folder)),

@@ -21,8 +21,8 @@ def stop_on_signals(
 ) -> Iterator[None]:
     """Call ``stop`` at the first SIGINT or SIGTERM and print ``text``; exit at the second.
 
-    ``seconds`` after the first signal the process ends even if threads still run: see
-    :func:`exit_after`. Use it in the main thread only.
+    ``seconds`` after the first signal, the process ends even if threads still run: see
+    :func:`exit_after`. Use this function in the main thread only.
     """
     is_stopping = False
 
@@ -34,7 +34,7 @@ def stop_on_signals(
         if seconds is not None:
             exit_after(seconds)
         stop()
-        # Not `print`, which the signal may have interrupted.
+        # Not `print`, because the signal may have interrupted a call of `print`.
         os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
     previous = {number: signal.signal(number, stop_or_end) for number in _SIGNALS}
@@ -48,10 +48,10 @@ def stop_on_signals(
 def exit_after(seconds: float) -> None:
     """End the process with exit code 1 after this time, unless all threads have ended before.
 
-    Prints the stack of each thread. Without this, Python may hang at exit, since it waits for all
-    threads. PostgreSQL rolls back the open transactions of the process.
+    Without this, Python may hang at exit, since it waits for all threads. Prints the stack of each
+    thread. PostgreSQL then rolls back the open transactions of the process.
     """
-    # The timer thread does not need the interpreter. Callable from signal handlers.
+    # The timer thread does not need the interpreter. Signal handlers may start it.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
-    # Called when all threads have ended. Python's clean-up may then take seconds on a busy machine.
+    # Cancel when all threads have ended: the rest of Python's exit may take seconds.
     atexit.register(faulthandler.cancel_dump_traceback_later)

@@ -1,7 +1,7 @@
-"""Silent connections: close a connection of Django if its answer was lost in the network.
+"""Silent connections: close a connection of Django if an answer was lost in the network.
 
-psycopg would wait forever. But a query may also be slow, so after ANSWER_SECONDS without an answer,
-ask the server on a new connection whether it works on the query. For the reasons see
+psycopg would wait forever. But a query may also be slow. So after ANSWER_SECONDS without an answer,
+ask the server on a new connection whether a backend works on the query. For the reasons see
 docs/adr/0028-silent-connections-are-checked-on-the-server.md.
 """
 
@@ -38,12 +38,12 @@ T = TypeVar("T")
 _counts: Final = Counter[str]()
 _ASK_INTERVAL_SECONDS: Final = 1.0
 _ASK_TIMEOUT: Final = timedelta(seconds=5)
-# An answer counts as lost after this number of snapshots in a row that say so: at the first one it
-# may still be on its way, and a load balancer may have asked another server.
+# An answer counts as lost if this number of successive snapshots say so. At the first snapshot the
+# answer may still be on its way, or a load balancer may have asked another server.
 _LOST_SNAPSHOTS: Final = 3
-# Our own pid, then for each backend of our role its pid and whether it works on a query. A backend
-# that waits for its client does not. If track_activities is off, the state is 'disabled', but
-# wait_event_type is still available.
+# For each backend of our role: our own pid, the backend's pid, and whether it works on a query. A
+# backend that waits for its client works on none. If track_activities is off, the state is
+# 'disabled', but wait_event_type is still available.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
         a.state NOT LIKE 'idle%%'
@@ -51,8 +51,8 @@ _BACKENDS: Final = """
     FROM pg_stat_activity AS a
     WHERE a.usename = session_user AND a.backend_type = 'client backend'
 """
-# Otherwise the backend of a lost connection would hold its locks until the server detects the loss.
-# A backend that has got the same process id since then is younger than our connection.
+# The backend of a lost connection would hold its locks until the server detects the loss. A later
+# backend with the same process id is younger than our connection: do not terminate it.
 _TERMINATE: Final = """
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
     WHERE a.pid = %s AND a.usename = session_user
@@ -61,7 +61,7 @@ _TERMINATE: Final = """
 
 
 def register() -> None:
-    """Watch all new connections of Django; called once, when the app is ready."""
+    """Watch all new connections of Django. Called once, when the app is ready."""
     connection_created.connect(_replace_wait, dispatch_uid="psqlmessages.silent_connections")
 
 
@@ -71,9 +71,9 @@ def count_closed() -> int:
 
 
 def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
-    """Replace the method ``wait`` of a new connection by one that detects lost answers."""
+    """Replace the method ``wait`` of a new connection by a function that detects lost answers."""
     raw_connection = connection.connection
-    # If it has been replaced, a pool has returned the connection another time.
+    # If ``wait`` is already replaced, a pool has returned a used connection.
     if not isinstance(raw_connection, psycopg.Connection) or "wait" in vars(raw_connection):
         return
     try:
@@ -85,7 +85,7 @@ def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
     # A Unix socket loses no packets.
     if not seconds or not info.host or info.host.startswith(("/", "@")):
         return
-    # If the address has several hosts, ask the one that this connection uses.
+    # If the address has several hosts, ask the host that this connection uses.
     host = {
         "host": info.host,
         "hostaddr": info.hostaddr or None,
@@ -103,7 +103,7 @@ def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
         # The connection's class may have overridden ``wait``.
         return type(waiting).wait(waiting, _watch_silence(generator, silence), *args, **kwargs)
 
-    # There is no other hook: Django chooses the class of the connection.
+    # There is no other hook, because Django chooses the class of the connection.
     vars(raw_connection)["wait"] = wait
 
 
@@ -112,7 +112,7 @@ def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, A
     try:
         awaited = next(generator)
         while True:
-            # psycopg resumes its generators at least ten times a second, with 0 for "not yet".
+            # psycopg resumes its generators ten times a second or more, with 0 if no data came.
             ready = yield awaited
             silence.on_resume(is_ready=bool(ready))
             awaited = generator.send(ready)
@@ -122,9 +122,9 @@ def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, A
 
 
 class SilentWait:
-    """One wait for an answer: since when no data has arrived, and what the server says about it.
+    """One wait for an answer: the time of the last data, and the last snapshots of the server.
 
-    After ``seconds`` without data it asks the server.
+    If no data arrives for ``seconds``, ask the server.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class SilentWait:
         if now <= self._ask_at or self._pgconn.transaction_status != TransactionStatus.ACTIVE:
             return
         snapshot = self._monitor.snapshot()
-        # A snapshot that another thread has asked for may be older.
+        # Ignore a snapshot of another thread that is too old, and one that was counted already.
         if snapshot.at - self._silent_since <= self._seconds or snapshot is self._last_snapshot:
             return
         self._last_snapshot = snapshot
@@ -161,7 +161,7 @@ class SilentWait:
             return
         self._lost_snapshots = 0
         if snapshot.silent_since is None:
-            # The query is slow: do not ask every second.
+            # The query is slow. Do not ask every second.
             self._ask_at = monotonic() + self._seconds
 
     def _close(self, snapshot: BackendSnapshot) -> None:
@@ -182,8 +182,8 @@ class SilentWait:
 class BackendSnapshot:
     """The state of a server at one time: which backends of our role work on a query.
 
-    ``working`` has a value for each backend, None if unknown; it is None if no backend is known.
-    ``silent_since``: the server itself has not answered since then.
+    ``working``: for each pid, whether the backend works, or None if unknown. The dictionary itself
+    is None if the backends are unknown. ``silent_since``: the server has not answered since then.
     """
 
     at: float
@@ -191,7 +191,7 @@ class BackendSnapshot:
     silent_since: float | None = None
 
     def is_lost(self, pid: int, seconds: float) -> bool:
-        """Return whether the backend will send no answer: it does not work, or the server hangs."""
+        """Return whether the backend works on no query, or the server is silent for ``seconds``."""
         if self.silent_since is not None:
             return self.at - self.silent_since > seconds
         # A backend whose state is unknown may be working.
@@ -208,7 +208,7 @@ class BackendMonitor:
     _ask_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def snapshot(self) -> BackendSnapshot:
-        """Ask the server unless another thread asks or has just asked; return the latest answer."""
+        """Ask the server, unless a thread asks or has just asked; return the latest snapshot."""
         if self._ask_lock.acquire(blocking=False):
             try:
                 if monotonic() - self._asked_at >= _ASK_INTERVAL_SECONDS:
@@ -223,20 +223,20 @@ class BackendMonitor:
         try:
             rows, pid = self._run(_BACKENDS)
         except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
-            # Continue an earlier silence only if no time has passed in which nothing was asked.
+            # The silence continues only if the server was also asked shortly before.
             was_asked_recently = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
             if was_asked_recently and previous.silent_since is not None:
                 return BackendSnapshot(began, silent_since=previous.silent_since)
             return BackendSnapshot(began, silent_since=began)
         except psycopg.Error:
-            # The server is starting or has no free connections: the state is unknown.
+            # For instance, the server is starting, or has no free connections.
             return BackendSnapshot(began)
-        # Behind a pooler, clients know only the process ids that the pooler invents.
+        # Behind a pooler, clients know only process ids that the pooler invents.
         is_direct = bool(rows) and rows[0][0] == pid
         return BackendSnapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
 
     def terminate(self, pid: int, snapshot: BackendSnapshot, age: float) -> None:
-        """Terminate the backend of a lost connection that is ``age`` seconds old; log an error."""
+        """Terminate the backend of a lost connection, which is ``age`` seconds old; log errors."""
         if snapshot.working is None or pid not in snapshot.working:
             return
         try:
@@ -253,5 +253,5 @@ class BackendMonitor:
             connection.pgconn.finish()
 
 
-# By address. Weak references: a monitor exists as long as connections to its address.
+# Monitors by address. The weak references keep a monitor as long as a connection uses it.
 _monitors: Final[weakref.WeakValueDictionary[str, BackendMonitor]] = weakref.WeakValueDictionary()

@@ -1,7 +1,7 @@
 """Test tools for projects: check sent messages, and call handlers.
 
 Everything runs in the test's own process and transaction. A ``TestCase`` never commits, so
-PostgreSQL sends no message; tests check the messages that a commit would have sent.
+PostgreSQL sends no message. Tests check the messages that a commit would send.
 ``psqlmessages.pytest_plugin`` has the same tools as fixtures.
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A sent or published message; ``has_receivers``: it had listeners or subscriptions."""
+    """A sent or published message. ``has_receivers``: there were listeners or subscriptions."""
 
     topic: str
     body: Any
@@ -72,7 +72,7 @@ class _Record:
 
 @dataclass(slots=True)
 class SentMessages(Sequence[SentMessage]):
-    """The messages sent so far, in order, without those that a rollback has dropped."""
+    """The messages sent so far, in order, without messages that a rollback has dropped."""
 
     _records: list[_Record] = field(default_factory=list)
 
@@ -92,11 +92,11 @@ class SentMessages(Sequence[SentMessage]):
         return repr(self._messages())
 
     def bodies(self, topic: str) -> list[Any]:
-        """List the bodies sent to a topic."""
+        """List the bodies of the messages to a topic."""
         return [message.body for message in self._messages() if message.topic == topic]
 
     def deliver(self) -> int:
-        """Pass all messages to their handlers, see :func:`deliver`; return the number of calls."""
+        """Pass all messages to their handlers with :func:`deliver`; return the number of calls."""
         messages = self._messages()
         return sum(len(deliver(m.topic, m.body, sender=m.ident, using=m.using)) for m in messages)
 
@@ -137,9 +137,9 @@ def allow_topic(
     role: str | None = None,
     using: str | None = None,
 ) -> Auth:
-    """Add a rule: this project's node may send to a topic (or pattern) and listen to it.
+    """Add or change a rule, so that a node may send to a topic (or pattern) and listen to it.
 
-    ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` the role as which Django connects.
+    ``ident`` is by default PSQLMESSAGES["NODE"]; ``role`` is by default Django's role.
     """
     return _allow(Auth.Type.TOPIC, ident, topic, mode, role, using)
 
@@ -152,9 +152,9 @@ def allow_queue(
     role: str | None = None,
     using: str | None = None,
 ) -> Auth:
-    """Add a rule: this project may push to a queue (or pattern), and take from it.
+    """Add or change a rule, so that a node may push to a queue (or pattern) and take from it.
 
-    ``ident`` is by default PSQLMESSAGES["NODE"]. Elements pushed in a test can be popped in it.
+    For the defaults see :func:`allow_topic`. A test can pop the elements that it has pushed.
     """
     return _allow(Auth.Type.QUEUE, ident, queue, mode, role, using)
 
@@ -162,7 +162,7 @@ def allow_queue(
 def allow_call(
     node: str, *, ident: str | None = None, role: str | None = None, using: str | None = None
 ) -> Auth:
-    """Add a rule: this project may call a node.
+    """Add or change a rule, so that this project may call a node (or pattern).
 
     ``ident`` is by default the pattern ``NODE.*``, which includes the node names of ``call``.
     """
@@ -182,9 +182,9 @@ def deliver(
 ) -> list[Any]:
     """Pass a topic message to its handlers immediately; return their results.
 
-    Each runs as in ``psqlmessages run``, in its own transaction unless ``atomic=False``, but
-    without retries: its exception is raised. ``node`` is the receiving node (default: all);
-    ``sender`` is by default PSQLMESSAGES["NODE"].
+    Each handler runs as in ``psqlmessages run``, in its own transaction unless ``atomic=False``.
+    There are no retries: an exception of a handler is raised. ``node`` is the receiving node
+    (default: all); ``sender`` is by default PSQLMESSAGES["NODE"].
     """
     message = Message(
         TOPIC, sender=_default_sender(sender), to=topic, content=_round_trip(body), topic=topic
@@ -214,7 +214,7 @@ def ask(
 def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
     """Let handlers of this process answer ``call`` and ``acall`` within the block.
 
-    If a handler raises an exception, ``call`` raises CallFailed, as it does in production.
+    If a handler raises an exception, ``call`` raises CallFailed, as in production.
     """
 
     def answer(node: str, body: Any) -> Any:
@@ -248,7 +248,7 @@ def _allow(
         ident=own_ident(ident),
         type=type_,
         dest=dest,
-        # Large bodies are stored for this many seconds.
+        # ``timeout``: the seconds for which large bodies are stored.
         defaults={"mode": mode, "timeout": 60},
     )
     return rule

@@ -14,8 +14,8 @@ from psqlmessages.models import Traffic
 Window = Traffic.Window
 
 # In each window, half of the messages have at most the value p50, 95 % at most p95, 99 % at most
-# p99. A percentile of several windows is the lowest value for which these shares add up to the
-# wanted share of all messages. The caller defines `chosen`: rows of the windows, with a key.
+# p99. A percentile of several windows is the lowest value up to which these shares add up to the
+# wanted share of all messages. The caller must define `chosen`: rows of windows, each with a key.
 PERCENTILES: Final = """
     SELECT key, kind,
         min(value) FILTER (WHERE below >= 0.5 * whole) AS p50,
@@ -36,7 +36,7 @@ PERCENTILES: Final = """
         ) AS point (kind, value, weight)
     ) AS points GROUP BY key, kind
 """
-# Rows per transaction, so that other sessions hardly wait.
+# Rows per transaction. It is limited so that other sessions hardly wait.
 _BATCH: Final = 10_000
 
 

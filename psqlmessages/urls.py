@@ -43,7 +43,7 @@ urlpatterns = [
     path("monitor/history/", history_data, name="monitor_history"),
     path("monitor/send/", send_test_message, name="monitor_send"),
     path("monitor/stored/", stored_messages, name="monitor_stored"),
-    # The texts of the scripts, translated with the catalogs "djangojs" of this app and the project.
+    # Translations for the scripts: the catalogs "djangojs" of this app and of LOCALE_PATHS.
     path(
         "monitor/texts.js",
         JavaScriptCatalog.as_view(packages=["psqlmessages"]),
@@ -56,9 +56,9 @@ urlpatterns = [
 ]
 
 
-def _exempt_from_transactions(patterns: Iterable[URLPattern | URLResolver]) -> None:
-    """Exempt async views from ATOMIC_REQUESTS, because Django refuses to run them with it."""
-    for entry in patterns:
+def _exempt_from_transactions(entries: Iterable[URLPattern | URLResolver]) -> None:
+    """Exempt async views from ATOMIC_REQUESTS: Django cannot run them in a transaction."""
+    for entry in entries:
         if isinstance(entry, URLResolver):
             _exempt_from_transactions(entry.url_patterns)
         elif iscoroutinefunction(entry.callback):

@@ -17,14 +17,14 @@ class MalformedPayload(ValueError):
 
 
 class Payload(NamedTuple):
-    """A parsed payload: the header, and the text of the body; None if there is no body."""
+    """A parsed payload: the header, and the text of the body, which is None without a body."""
 
     header: dict[str, Any]
     text: str | None
 
 
 class MalformedText(ValueError):
-    """Text is not valid UTF-8, JSON or YAML; the message begins with "it is" or "it has"."""
+    """Text is too large, or not valid UTF-8, JSON or YAML. Begins with "it is" or "it has"."""
 
     def sentence(self, subject: str = "It") -> str:
         """Return the message as a sentence, with ``subject`` in place of "it"."""
@@ -53,10 +53,9 @@ _strict_decoder: Final = json.JSONDecoder(
 
 
 def set_json_default(default: Callable[[Any], Any]) -> None:
-    """Set how this process sends values of types that JSON lacks.
+    """Set how this process encodes values of types that JSON lacks.
 
-    ``default`` is that of ``json.JSONEncoder``: it converts a value to one that JSON has, or raises
-    TypeError.
+    ``default`` converts a value to one that JSON has, or raises TypeError.
     """
     global _encoder  # noqa: PLW0603 - one per process
     _encoder = json.JSONEncoder(
@@ -65,7 +64,7 @@ def set_json_default(default: Callable[[Any], Any]) -> None:
 
 
 def parse_strict_json(text: str) -> Any:
-    """Parse JSON; raise MalformedText, also if it has NaN, Infinity or duplicate fields."""
+    """Parse JSON; raise MalformedText if it is invalid, or has NaN, Infinity or a field twice."""
     try:
         return _strict_decoder.decode(text)
     except RecursionError:
@@ -75,7 +74,7 @@ def parse_strict_json(text: str) -> Any:
 
 
 def decode_document(document: bytes | str, max_bytes: int) -> str:
-    """Decode a document in UTF-8, without its byte order mark; raise MalformedText."""
+    """Decode UTF-8 without its byte order mark; raise MalformedText if invalid or too large."""
     size = len(
         document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
     )
@@ -125,7 +124,7 @@ class EncodedBody:
 
 
 def decode(text: str, enc: str | None) -> Any:
-    """Decode a body's text; raise MalformedPayload if it does not have this encoding."""
+    """Decode a body's text; raise MalformedPayload if ``enc`` is unknown or the text is invalid."""
     if enc is None:
         return text
     try:
@@ -139,12 +138,12 @@ def decode(text: str, enc: str | None) -> Any:
 
 
 def list_bodies(values: Iterable[Any]) -> list[Any]:
-    """Return the bodies of a call that sends many; a single str or bytes is an error."""
+    """Return the bodies of a call as a list; raise TypeError for a single str or bytes."""
     return list_values(values, "bodies")
 
 
 def list_values(values: Iterable[Any], name: str) -> list[Any]:
-    """Return a list of values, one for each body; ``name`` is the argument's name."""
+    """Return an argument's values as a list; raise TypeError for str, bytes or a non-iterable."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list or another iterable of {name}, not {values!r:.100}")
     return list(values)
@@ -153,7 +152,8 @@ def list_values(values: Iterable[Any], name: str) -> list[Any]:
 def encode_many(values: Iterable[Any]) -> tuple[list[str], str | None]:
     """Encode values that are sent in one call; return their texts and the encoding of all.
 
-    If str and JSON values are mixed, all are encoded as JSON; receivers get the original values.
+    If str and other JSON values are mixed, all are encoded as JSON: receivers get the same values.
+    Raises TypeError if bytes and other values are mixed.
     """
     values = list_bodies(values)
     if all(isinstance(value, str) for value in values):
@@ -200,6 +200,6 @@ def _to_json(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # UTF-8 has no lone surrogates, so escape all characters that are not ASCII.
+        # UTF-8 cannot encode lone surrogates, so escape all characters that are not ASCII.
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_encoder.default)
     return text

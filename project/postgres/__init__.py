@@ -1,4 +1,4 @@
-"""Embedded PostgreSQL: a private server for users who have none, started on demand.
+"""Embedded PostgreSQL: a private server for users without a server, started on demand.
 
 The settings of the example project, the tests and ``python -m project.postgres`` use it.
 """

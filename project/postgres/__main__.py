@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     for action, description in {
         "start": "start the server, unless it is running",
         "stop": "stop the server",
-        "status": "print whether the server is running; if not, the exit code is 1",
+        "status": "print whether the server is running; the exit code is 1 if it is not",
         "url": "start the server, and print the URL of its database with the password",
     }.items():
         subparser = actions.add_parser(action, help=description)

@@ -1,4 +1,4 @@
-"""Operating-system account of the server: ours, or an ordinary one if root starts the server."""
+"""Operating-system account of the server: the user's own, or an ordinary one for root."""
 
 import os
 import pwd
@@ -10,7 +10,7 @@ from typing import Any
 
 from project.postgres.errors import ServerError
 
-# PostgreSQL refuses to run as root. Root starts it as the first of these accounts that exists.
+# PostgreSQL refuses to run as root. Root runs it as the first existing account of these.
 ORDINARY_ACCOUNTS = ("postgres", "nobody")
 
 
@@ -28,15 +28,15 @@ class Account:
         return cls(f"user {os.geteuid()}", os.geteuid(), os.getegid())
 
     @classmethod
-    def for_root(cls, only: str | None) -> "Account":
-        """Return the account of the given name, by default the first ordinary one that exists."""
-        names = (only,) if only else ORDINARY_ACCOUNTS
-        for name in names:
+    def for_root(cls, name: str | None) -> "Account":
+        """Return the account with this name, or the first ordinary account that exists."""
+        names = (name,) if name else ORDINARY_ACCOUNTS
+        for each in names:
             try:
-                entry = pwd.getpwnam(name)
+                entry = pwd.getpwnam(each)
             except KeyError:
                 continue
-            return cls(name, entry.pw_uid, entry.pw_gid)
+            return cls(each, entry.pw_uid, entry.pw_gid)
         raise ServerError(
             "PostgreSQL does not run as root, and none of these users exists to run it:"
             f" {', '.join(names)}. Try again as an ordinary user."
@@ -59,7 +59,7 @@ class Account:
             stderr=subprocess.STDOUT,
             check=False,
             cwd="/",
-            # Without PGPORT, PGDATA and similar variables. Server._launch parses English messages.
+            # No PGPORT, PGDATA and similar variables. Server._launch parses English messages.
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             umask=0o077,
             start_new_session=True,
@@ -73,13 +73,13 @@ class Account:
         return self.run("/usr/bin/test", "-x", path, output=subprocess.DEVNULL) == 0
 
     def create_folder(self, path: Path) -> None:
-        """Create a folder that only this account can read, unless it exists."""
+        """Create a folder that only this account can read. An existing folder keeps its mode."""
         path.mkdir(mode=0o700, exist_ok=True)
         if self.is_foreign:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def write(self, path: Path, text: str) -> None:
-        """Create a file that only this account can read."""
+        """Create a file that only this account can read; raise FileExistsError if it exists."""
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "w") as file:
             if self.is_foreign:

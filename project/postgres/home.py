@@ -14,8 +14,8 @@ from project.postgres.files import write_atomically
 from project.postgres.passwords import Passwords
 from project.postgres.ports import free_port, is_free
 
-# For clusters whose own folder the server's account cannot enter.
-FALLBACK_PARENT = Path("/var/tmp")  # noqa: S108 - a folder that is not ours is refused
+# The parent of a cluster's folder if the server's account cannot enter the requested folder.
+FALLBACK_PARENT = Path("/var/tmp")  # noqa: S108 - folders of other users are refused
 MAX_SOCKET_PATH_BYTES = 107
 MAX_LOG_BYTES = 10 * 1024 * 1024
 
@@ -36,7 +36,7 @@ class Home:
 
     @cached_property
     def folder(self) -> Path:
-        """The requested folder; a fallback folder if the server's account cannot enter that."""
+        """The requested folder, or a fallback folder if the account cannot enter the former."""
         requested = self.requested_folder
         nearest = next(path for path in (requested, *requested.parents) if path.exists())
         if not self.account.is_foreign or self.account.can_reach(nearest):
@@ -61,12 +61,12 @@ class Home:
 
     @property
     def port(self) -> int:
-        """The last port of the server on 127.0.0.1; 0 if it has never run."""
+        """The last port of the server on 127.0.0.1; 0 if the server was never started."""
         file = self.folder / "port"
         return int(file.read_text()) if file.exists() else 0
 
     def prepare(self) -> None:
-        """Create the folder and its missing parents; the permissions of existing ones stay."""
+        """Create the folder and its missing parents. Existing folders keep their permissions."""
         _create_folders(self.requested_folder, 0o711 if self.account.is_foreign else 0o700)
         if self.account.is_foreign and not (self.requested_folder / "account").exists():
             write_atomically(self.requested_folder / "account", self.account.name)
@@ -79,8 +79,8 @@ class Home:
             )
 
     def _create_fallback(self, fallback: Path) -> None:
-        # Root owns the folder, and the account's group may only enter it: otherwise any process of
-        # `nobody` could create links in it, through which root would write. The name is
+        # Root owns the folder, and the account's group may only enter it. Otherwise any process of
+        # `nobody` could create links there, through which root would write. The name is
         # predictable, so another user may have created the folder.
         fallback.mkdir(mode=0o700, exist_ok=True)
         status = fallback.lstat()
@@ -90,21 +90,21 @@ class Home:
         fallback.chmod(0o710)
 
     def claim_data(self) -> None:
-        """Give the data to the server's account if root owns them, as after copying a project."""
+        """Give the data to the server's account if root owns it, as after copying a project."""
         if self.account.is_foreign and self.data.stat().st_uid == os.geteuid():
             for path in (self.data, *self.data.rglob("*")):
                 os.chown(path, self.account.uid, self.account.gid, follow_symlinks=False)
 
     def choose_port(self) -> int:
-        """Return the last port if it is free, since clients reconnect to it, or else a new one."""
+        """Choose and store a port: the last one if it is free, because clients reconnect to it."""
         port = self.port if self.port and is_free(self.port) else free_port()
         write_atomically(self.folder / "port", str(port))
         return port
 
     def socket_folder(self) -> Path:
-        """Return the folder of the server's socket, with a path that is not too long for a socket.
+        """Create and return the folder of the server's socket.
 
-        If the path of the cluster is too long, ``socket`` is a link to a temporary folder.
+        If the path of the cluster is too long for a socket, ``socket`` is a link to a short folder.
         """
         own = self.folder / "socket"
         if len(os.fsencode(own / ".s.PGSQL.65535")) <= MAX_SOCKET_PATH_BYTES:
@@ -126,7 +126,7 @@ class Home:
             os.truncate(self.log, 0)
 
     def remove(self) -> None:
-        """Delete all files of the cluster, whose server must be stopped."""
+        """Delete all files of the cluster. Its server must be stopped."""
         own, fallback = self.folder / "socket", self.folder.parent
         if own.is_symlink():
             shutil.rmtree(own.readlink(), ignore_errors=True)
@@ -138,7 +138,7 @@ class Home:
 
 
 def _create_folders(folder: Path, mode: int) -> None:
-    # Each folder has its final mode immediately: another process may be checking its access.
+    # Create each folder with its final mode, because another process may be checking the access.
     umask = os.umask(0)
     try:
         for path in (*reversed(folder.parents), folder):

@@ -1,4 +1,4 @@
-"""Passwords of a cluster's roles, in the format of PGPASSFILE, so that psql can use the file."""
+"""Passwords of a cluster's roles, in a file of the format PGPASSFILE, which psql can use."""
 
 import secrets
 from pathlib import Path
@@ -24,7 +24,7 @@ class Passwords:
         return self._read().get(role)
 
     def store(self, role: str, password: str) -> None:
-        """Store a role's password; replaces the file atomically."""
+        """Store a role's password; replace the file atomically."""
         passwords = {**self._read(), role: password}
         write_atomically(self.path, "".join(f"*:*:*:{r}:{p}\n" for r, p in passwords.items()))
 

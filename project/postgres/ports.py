@@ -4,7 +4,7 @@ import random
 import socket
 
 # Below Linux's range for outgoing connections. Otherwise an outgoing connection may occupy the port
-# of a stopped server. If it is a client's connection to that port, the client connects to itself.
+# of a stopped server, and a client that reconnects to that port may connect to itself.
 PORTS = range(20_000, 32_768)
 MAX_ATTEMPTS = 1_000
 
@@ -12,7 +12,7 @@ MAX_ATTEMPTS = 1_000
 def is_free(port: int) -> bool:
     """Return whether a server can listen on this port of 127.0.0.1 now."""
     with socket.socket() as probe:
-        # As PostgreSQL does: connections in TIME_WAIT do not occupy a port.
+        # PostgreSQL also sets this option, so connections in TIME_WAIT do not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

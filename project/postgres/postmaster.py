@@ -1,4 +1,4 @@
-"""Processes of a cluster: its postmaster, and backends that outlived a crashed postmaster."""
+"""Processes of a cluster: the postmaster, and backends that outlived a crashed postmaster."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROCESSES = Path("/proc")
-DEAD_STATES = ("Z", "X")  # Z, a zombie, has ended, but its parent has not read its exit code
+DEAD_STATES = ("Z", "X")  # Z: a zombie has ended, but its parent has not read the exit code
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Postmaster:
 
     @classmethod
     def read(cls, data: Path) -> "Postmaster | None":
-        """Read a data folder's postmaster.pid; None if it is missing or empty."""
+        """Read the postmaster.pid in a data folder; None if it is missing or has no pid."""
         try:
             first_line = (data / "postmaster.pid").read_text().partition("\n")[0]
             return cls(int(first_line), data)
@@ -46,9 +46,9 @@ class Postmaster:
 
 
 def stop_orphans(data: Path) -> None:
-    """Stop the backends of a dead postmaster: a busy backend does not notice its death.
+    """Stop the backends of a dead postmaster, because busy backends do not notice its death.
 
-    They get SIGQUIT, which a postmaster also sends to all backends if one of them crashes.
+    SIGQUIT stops them. A postmaster also sends it to all backends if one of them crashes.
     """
     for process in PROCESSES.glob("[0-9]*"):
         if _is_postgres_of(process, data):
@@ -57,12 +57,12 @@ def stop_orphans(data: Path) -> None:
 
 
 def _is_postgres_of(process: Path, data: Path) -> bool:
-    """Return whether a process, given by its folder in /proc, is PostgreSQL on this data folder."""
+    """Return whether a process, given by its folder in /proc, is PostgreSQL on this data."""
     try:
         name, _, rest = process.joinpath("stat").read_text().partition("(")[2].rpartition(")")
         if name != "postgres" or rest.split()[0] in DEAD_STATES:
             return False
-        # The working directory of PostgreSQL is its data folder, even after that was moved. Without
+        # PostgreSQL's working directory is its data folder, even if the folder was moved. Without
         # permission to read it (root in a container without ptrace), compare the command line.
         try:
             return process.joinpath("cwd").samefile(data)

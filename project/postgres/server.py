@@ -39,7 +39,7 @@ TEMPORARY_FAILURES = (
 
 
 class Server:
-    """A cluster in `folder` and its server; several processes may call all methods concurrently.
+    """A cluster in `folder` and its server. Several processes may use a cluster concurrently.
 
     A started server runs until `stop`, even after this process ends. Its superuser is `postgres`.
     The role `psqlmessages` owns the database `psqlmessages`, and may create databases and roles.
@@ -57,12 +57,12 @@ class Server:
 
     @property
     def psql(self) -> Path:
-        """The program psql of the same version."""
+        """The program psql of the server's version."""
         return self.binaries / "psql"
 
     @property
     def is_running(self) -> bool:
-        """Whether the server accepts connections."""
+        """Whether the postmaster runs and accepts connections."""
         return self.postmaster is not None and self._is_answering()
 
     @property
@@ -72,7 +72,7 @@ class Server:
         return postmaster if postmaster is not None and postmaster.is_alive else None
 
     def url(self, database: str = owner, user: str = owner, password: str | None = None) -> str:
-        """Return the URL of a database for a role, by default with the stored password."""
+        """Return the URL of a database for a role, by default with the role's stored password."""
         password = password or self.home.passwords.get(user)
         if not self.home.port or password is None:
             raise ServerError(f"No password of {user!r} is stored: start the server first.")
@@ -84,7 +84,7 @@ class Server:
         return self.url(database, self.superuser)
 
     def start(self) -> "Server":
-        """Create the cluster if it is missing, and start the server unless it is running."""
+        """Create the cluster if it is missing; start the server unless it is running."""
         with self._lock():
             self.home.rotate_log()
             if not self.home.data.exists():
@@ -127,7 +127,7 @@ class Server:
                 " run `make clean`, or set DATABASE_URL to a database of yours."
             ) from error
         try:
-            # Released if this process dies: the server does not inherit the descriptor.
+            # The death of this process releases the lock: the server inherits no descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -138,7 +138,7 @@ class Server:
         return runnable_binaries(self.binaries, self.home.account, self.home.folder.parent)
 
     def _run_program(self, name: str, *arguments: str) -> int:
-        """Run a PostgreSQL program as the server's account, with a log; return its exit code."""
+        """Run a PostgreSQL program as the server's account, with a log; return the exit code."""
         log = os.open(self.home.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             return self.home.account.run(self._runnable_binaries / name, *arguments, output=log)
@@ -150,7 +150,7 @@ class Server:
         return self._run_program("pg_ctl", *arguments, "-D", data, "-s", "-w", "-t", timeout)
 
     def _create_cluster(self) -> None:
-        """Run initdb in a temporary folder and rename it, so that the data folder is complete."""
+        """Run initdb in a temporary folder and rename it, so that `data` is always complete."""
         home, password = self.home, new_password()
         draft, password_file = home.folder / "data.new", home.folder / "data.password"
         shutil.rmtree(draft, ignore_errors=True)
@@ -188,9 +188,9 @@ class Server:
     def _remove_stale_files(self) -> None:
         """Remove files of a crashed server that would prevent a start.
 
-        PostgreSQL itself removes files whose pid does not exist. But if a zombie or another process
-        has the pid, it assumes that the server is running. Removal is safe: PostgreSQL also refuses
-        to start while old backends use the data.
+        PostgreSQL itself removes files whose pid does not exist. If a zombie or another process has
+        the pid, PostgreSQL assumes that the server is running. Removal is safe, because PostgreSQL
+        also refuses to start while old backends use the data.
         """
         stop_orphans(self.home.data)
         crashed = Postmaster.read(self.home.data)
@@ -200,7 +200,7 @@ class Server:
             path.unlink()
 
     def _create_owner(self) -> None:
-        """Create the ordinary role and its database if missing; set a new password."""
+        """Create the ordinary role and its database if missing; set and store a new password."""
         role, password = sql.Identifier(self.owner), new_password()
         with psycopg.connect(self.superuser_url(), autocommit=True) as connection:
             row = connection.execute(

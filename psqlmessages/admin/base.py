@@ -33,14 +33,14 @@ from psqlmessages.models.names import isolate
 from psqlmessages.rules.document import RuleEntry
 
 LOCK_TIMEOUT = "10s"
-# A list counts and shows at most this many rows. Filters and search find the others.
+# A list counts and shows at most this number of rows. Filters and search find all rows.
 MAX_ROWS = 10_000
-# A page of a topic or queue shows at most this many rules about it.
+# The page of a topic or queue shows at most this number of rules.
 MAX_RULES = 100
-FRAGMENT = "fragment"
+FRAGMENT = "fragment"  # query parameter that asks for a part of a page
 # Context of all templates that have actions.
 _CONTEXT = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
-# Django derives these names from those of models and fields, and would not translate them.
+# Django derives these names from the names of models and fields, and does not translate them.
 _NAMES = frozenset((
     noop("bytes"), noop("changed at"), noop("connected at"), noop("dead letter queue"),
     noop("destination"), noop("destinations"), noop("error"), noop("exchange"), noop("exchanges"),
@@ -58,7 +58,7 @@ _NAMES = frozenset((
 
 
 class BoundedPaginator(Paginator):
-    """Pages of the first `MAX_ROWS` rows: counting and skipping more would take too long."""
+    """Pages of the first `MAX_ROWS` rows, because counting all rows would take too long."""
 
     @cached_property
     def count(self) -> int:
@@ -78,9 +78,9 @@ class BoundedPaginator(Paginator):
 class BaseAdmin(ModelAdmin):
     """Base of all our admins.
 
-    ``denied_permissions``: those that no user has here, such as "add". ``pages``: the routes of
-    further pages by name; the method ``NAME_view`` shows one. ``fragments``: the parts of an
-    object's page that a script keeps up to date; ``_NAME.html`` is the template of one.
+    ``denied_permissions``: permissions that no user has here, such as "add". ``pages``: the route
+    of each further page by its name; the method ``NAME_view`` shows the page. ``fragments``: names
+    of the parts of an object's page that a script updates, with the template ``_NAME.html``.
     """
 
     denied_permissions: ClassVar[tuple[str, ...]] = ()
@@ -88,7 +88,7 @@ class BaseAdmin(ModelAdmin):
     fragments: ClassVar[tuple[str, ...]] = ()
     paginator = BoundedPaginator
     list_per_page = 50
-    # Otherwise each list, or each filter, counts all rows.
+    # By default each list and each filter would count all rows.
     show_full_result_count = False
     show_facets = ShowFacets.NEVER
 
@@ -106,19 +106,19 @@ class BaseAdmin(ModelAdmin):
         return "add" not in self.denied_permissions and super().has_add_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may change an object, or any."""
+        """Return whether the user may change this object, or objects at all if it is None."""
         return "change" not in self.denied_permissions and super().has_change_permission(
             request, obj
         )
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete an object, or any."""
+        """Return whether the user may delete this object, or objects at all if it is None."""
         return "delete" not in self.denied_permissions and super().has_delete_permission(
             request, obj
         )
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the URLs of the pages before the admin's own."""
+        """Return the URLs of ``pages`` and of Django's admin, with views that explain errors."""
         prefix = f"{self.opts.app_label}_{self.opts.model_name}"
         view = self.admin_site.admin_view
         own = [
@@ -131,7 +131,7 @@ class BaseAdmin(ModelAdmin):
         return patterns
 
     def _explain_errors(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """Explain a missing permission; answer 503 if a fragment cannot be read."""
+        """Wrap a view: show a missing permission; answer 503 if PostgreSQL fails for a fragment."""
 
         @wraps(view)
         def explained(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
@@ -172,15 +172,15 @@ class BaseAdmin(ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show one object, with the context of `object_context`."""
-        if (found := self.get_object(request, unquote(object_id))) is not None:
+        """Show one object with its `object_context`, or a fragment of its page."""
+        if (obj := self.get_object(request, unquote(object_id))) is not None:
             if FRAGMENT in request.GET:
-                return self._fragment(request, found)
-            extra_context = _CONTEXT | self.object_context(request, found) | (extra_context or {})
+                return self._fragment(request, obj)
+            extra_context = _CONTEXT | self.object_context(request, obj) | (extra_context or {})
         return super().change_view(request, object_id, form_url, extra_context)
 
     def _fragment(self, request: HttpRequest, obj: Any) -> HttpResponse:
-        """Return the part of an object's page that ``?fragment=`` names."""
+        """Return the fragment that the query names; answer 404 to an unknown name."""
         if not self.has_view_permission(request, obj):
             raise PermissionDenied
         if request.GET[FRAGMENT] not in self.fragments:
@@ -208,7 +208,7 @@ class BaseAdmin(ModelAdmin):
         return HttpResponseRedirect(reverse(name, args=arguments))
 
     def after_action(self, request: HttpRequest, objects: list[Any]) -> HttpResponse | None:
-        """Redirect to the object's page if the action was started there; None for the list."""
+        """Redirect to the object's page if the action was started there; else return None."""
         if "from_change_page" not in request.POST or len(objects) != 1:
             return None
         return self.redirect("change", objects[0].pk)
@@ -231,7 +231,7 @@ def column(
 
 
 class VerbatimForm(ModelForm):
-    """A form that keeps spaces at the ends of names: they may be part of a name."""
+    """A form that keeps spaces at both ends of texts, because they may be part of a name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -241,7 +241,7 @@ class VerbatimForm(ModelForm):
 
 
 def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
-    """Return the first names as text, and the number of the others."""
+    """Return at most ``maximum`` names as text, and the number of omitted names."""
     texts = [isolate(name) for name in names]
     listed = separator.join(texts[:maximum])
     if len(texts) <= maximum:
@@ -250,10 +250,10 @@ def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str
 
 
 class RuleLock:
-    """The lock that blocks other changes of rules. A request tries only once to take it."""
+    """The lock that blocks other changes of rules. Each request tries once to take the lock."""
 
     def acquire(self) -> str:
-        """Take the lock until the transaction ends; return "", or the error text if this fails."""
+        """Take the lock until the transaction ends; return the error text, or "" if it succeeds."""
         return self._error
 
     @cached_property
@@ -290,8 +290,8 @@ def current_role() -> str:
 def lock_rules() -> None:
     """Block other changes of rules until this transaction ends; wait up to 10 s for the lock.
 
-    Also blocks nodes from registering, disconnecting and changing topics. This second lock is
-    skipped if open transactions hold it for 300 ms.
+    A second lock blocks nodes from registering, disconnecting and changing topics. It is skipped if
+    open transactions hold it for 300 ms. Raises OperationalError without the first lock.
     """
     fetch_rows("SELECT messages._lock_rules()")
 
@@ -312,18 +312,18 @@ def limit_lock_waits() -> None:
     fetch_rows("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
 
 
-def disconnect(client: int) -> bool:
-    """Disconnect a node with the event `disconnect`; False if it is not registered.
+def disconnect(client_id: int) -> bool:
+    """Disconnect a node and send the event `disconnect`; False if the node is not registered.
 
-    Raises OperationalError if a change of rules holds the lock for 10 s.
+    Raises OperationalError after 10 s without a lock, for instance during a change of rules.
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
-        found = fetch_rows(
+        rows = fetch_rows(
             "SELECT messages._disconnect(c.ident) FROM psqlmessages_client AS c WHERE c.id = %s",
-            [client],
+            [client_id],
         )
-        return bool(found and found[0][0])
+        return bool(rows and rows[0][0])
 
 
 def fetch_rows(
@@ -339,10 +339,10 @@ def fetch_rows(
 
 
 class LockTimeoutMixin:
-    """Shows lock timeouts to the user: nodes lock rows of queues and topics until they commit."""
+    """Shows lock timeouts to the user, because calls of nodes lock rows of queues and topics."""
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Show or save one object; report a save that fails because of a lock."""
+        """Show or save one object; report a save that fails with a transient error."""
         try:
             return super().changeform_view(request, *args, **kwargs)
         except OperationalError as error:
@@ -358,7 +358,7 @@ _BATCH = 1000
 
 
 def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
-    """Write a history entry for each object, action flag and text, in few statements."""
+    """Write an entry for each object, action flag and text, in few statements."""
     LogEntry.objects.bulk_create(
         [
             LogEntry(
@@ -376,7 +376,7 @@ def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str
 
 
 class HistoryMixin:
-    """Writes complete objects and changed values to the history."""
+    """Writes added and deleted objects, and changed values, to the history."""
 
     def construct_change_message(
         self, request: HttpRequest, form: ModelForm, formsets: Any, add: bool = False
@@ -392,8 +392,8 @@ class HistoryMixin:
         return "; ".join(changes) or "Nothing changed."
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Model]) -> None:
-        """Record the complete objects."""
-        record_history(request, ((found, DELETION, f"Deleted {found}.") for found in queryset))
+        """Record the texts of the deleted objects."""
+        record_history(request, ((obj, DELETION, f"Deleted {obj}.") for obj in queryset))
 
 
 # Warnings about values that are saved, but probably not intended

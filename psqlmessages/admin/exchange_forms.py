@@ -20,7 +20,7 @@ from psqlmessages.exchanges.store.definitions import (
 from psqlmessages.models import Destination, Exchange
 from psqlmessages.wire import MalformedText, parse_strict_json
 
-# Form fields by their path in a document.
+# The form field of each value in a document of definitions, by the path of the value.
 _FIELDS_BY_PATH: Final = {
     ("name",): "name",
     ("src", "ns"): "source_namespace",
@@ -64,7 +64,7 @@ class _DefinitionForm(forms.ModelForm):
 class ExchangeForm(_DefinitionForm):
     """An exchange without its destinations; refuses to overwrite concurrent changes."""
 
-    # When the exchange was last changed before the page was shown.
+    # The time `changed_at` of the exchange when the page was shown.
     version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     class Meta:
@@ -105,7 +105,7 @@ class ExchangeForm(_DefinitionForm):
 
 
 class DestinationForm(_DefinitionForm):
-    """A destination. ``order`` starts at 1 and is by default the last."""
+    """A destination. ``order`` is its place, from 1; without it, the destination is the last."""
 
     order = forms.IntegerField(
         label=_("Order"),
@@ -148,7 +148,7 @@ class DestinationFormSet(forms.BaseInlineFormSet):
     def add_fields(self, form: forms.Form, index: int | None) -> None:
         """Label the inputs of each row, because the table has labels only above its columns."""
         super().add_fields(form, index)
-        # A script copies the row without index.
+        # A script copies the row without index for each new destination.
         number = _("new destination") if index is None else _("destination %d") % (index + 1)
         for name, field in form.fields.items():
             text = _("{field} of {row}").format(field=field.label or name, row=number)
@@ -173,7 +173,7 @@ class DestinationFormSet(forms.BaseInlineFormSet):
             form.instance.position = position
 
     def save_positions(self) -> None:
-        """Save the positions of unchanged forms: Django saves only changed ones."""
+        """Save the positions of unchanged forms, because Django saves only changed forms."""
         for form in self.forms:
             if form.instance.pk and not form.has_changed():
                 rows = Destination.objects.filter(pk=form.instance.pk)
@@ -238,7 +238,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _sort_key(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
-    """Sort by order; if equal: first new forms and those moved up, last those moved down."""
+    """Return the sort key. At equal order, forms that are new or moved up come first."""
     index, form = entry
     new, old = form.cleaned_data.get("order"), form.fields["order"].initial
     if new is None:

@@ -77,7 +77,7 @@ def _read_statistics(exchange: Exchange) -> dict[str, Any]:
 
 
 def _format_duration(seconds: float | None) -> str:
-    """Format a duration for display."""
+    """Format seconds; infinity is over the largest bucket, and None is "-"."""
     if seconds is None:
         return "-"
     if seconds == float("inf"):
@@ -184,24 +184,24 @@ class ExchangeAdmin(BaseAdmin):
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
     source = column(
-        _("from"), lambda found: f"{found.source_namespace}/{found.source_queue}", order=_SOURCE
+        _("from"), lambda row: f"{row.source_namespace}/{row.source_queue}", order=_SOURCE
     )
     destination_queues = column(
-        _("to"), lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-"
+        _("to"), lambda row: list_names(row.destinations.all(), _MAX_LISTED) or "-"
     )
     state = column(
         _("state"),
-        lambda found: format_state(is_running=found.is_running, is_blocked=found.blocked > 0),
+        lambda row: format_state(is_running=row.is_running, is_blocked=row.blocked > 0),
         order="is_running",
     )
-    processes = column(_("processes"), lambda found: found.workers, order="workers")
-    routed = column(_("routed"), lambda found: f"{found.n_ok:,}", order="n_ok")
-    no_route = column(_("no route"), lambda found: f"{found.n_no_route:,}", order="n_no_route")
-    discarded = column(_("discarded"), lambda found: f"{found.n_discarded:,}", order="n_discarded")
+    processes = column(_("processes"), lambda row: row.workers, order="workers")
+    routed = column(_("routed"), lambda row: f"{row.n_ok:,}", order="n_ok")
+    no_route = column(_("no route"), lambda row: f"{row.n_no_route:,}", order="n_no_route")
+    discarded = column(_("discarded"), lambda row: f"{row.n_discarded:,}", order="n_discarded")
     too_many_hops = column(
-        _("too many hops"), lambda found: f"{found.n_too_many_hops:,}", order="n_too_many_hops"
+        _("too many hops"), lambda row: f"{row.n_too_many_hops:,}", order="n_too_many_hops"
     )
-    failed = column(_("failed"), lambda found: f"{found.n_failed:,}", order="n_failed")
+    failed = column(_("failed"), lambda row: f"{row.n_failed:,}", order="n_failed")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Exchange]:
         """Read exchanges with their destinations and counts, in two statements."""
@@ -224,15 +224,15 @@ class ExchangeAdmin(BaseAdmin):
 
     @admin.action(description=_("Stop selected exchanges"), permissions=["change"])
     def stop_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
-        """Let workers finish their current batch, and then take no elements."""
+        """Let workers finish their current batch and take no further elements."""
         return self._set_running(request, list(queryset), is_running=False)
 
     def _set_running(
         self, request: HttpRequest, exchanges: list[Exchange], *, is_running: bool
     ) -> Any:
         verb, using = "Started" if is_running else "Stopped", base.database()
-        done = _("Started: {exchange}.") if is_running else _("Stopped: {exchange}.")
-        undone = (
+        change = _("Started: {exchange}.") if is_running else _("Stopped: {exchange}.")
+        no_change = (
             _("Started already: {exchange}.") if is_running else _("Stopped already: {exchange}.")
         )
         for exchange in exchanges:
@@ -247,7 +247,7 @@ class ExchangeAdmin(BaseAdmin):
                 continue
             if is_changed:
                 base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
-            text = done if is_changed else undone
+            text = change if is_changed else no_change
             level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text.format(exchange=exchange), level)
         return self.after_action(request, exchanges)
@@ -273,7 +273,7 @@ class ExchangeAdmin(BaseAdmin):
     def construct_change_message(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
-        """Record the new definition in the history."""
+        """Return the new definition, for the history."""
         document = repository.to_definition(Exchange.objects.get(pk=form.instance.pk)).to_document()
         return f"{'Added' if add else 'Changed'}: {document}"
 
@@ -308,18 +308,18 @@ class ExchangeAdmin(BaseAdmin):
     def object_context(self, request: HttpRequest, obj: Exchange) -> dict[str, Any]:
         """Return the statistics of an exchange, and its missing rules."""
         missing = find_missing_rules([repository.to_definition(obj)], base.database())
-        is_in_this_database = any(rule.namespace == base.database() for rule in missing.rules)
+        is_missing_here = any(rule.namespace == base.database() for rule in missing.rules)
         return {
             "statistics": _read_statistics(obj),
             "may_change": self.has_change_permission(request, obj),
             "ident": ident_of(obj.name),
             "missing_rules": missing.rules,
             "rule_errors": missing.errors,
-            "may_add_rules": is_in_this_database and self._may_add_rules(request, obj),
+            "may_add_rules": is_missing_here and self._may_add_rules(request, obj),
         }
 
     def dry_run_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Run the selectors on an element from a form; show the result for each destination."""
+        """Run the selectors on the element of a form; show the result of each destination."""
         exchange = get_object_or_404(repository.rows(base.database()), pk=key)
         if not self.has_view_permission(request, exchange):
             raise PermissionDenied
@@ -342,7 +342,7 @@ class ExchangeAdmin(BaseAdmin):
         )
 
     def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Add the rules that are missing in this database, and log each one."""
+        """Add the rules that are missing in this database, and record each in the history."""
         exchange = get_object_or_404(repository.rows(base.database()), pk=key)
         if request.method != "POST" or not self._may_add_rules(request, exchange):
             raise PermissionDenied("psqlmessages.add_auth, psqlmessages.change_auth")

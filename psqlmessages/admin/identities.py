@@ -30,7 +30,7 @@ class WebIdentityForm(VerbatimForm):
 
 @admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
-    """The idents that users and groups may use. Open WebSockets follow within a second."""
+    """The idents that users and groups may use. Open WebSockets apply changes in a second."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")
@@ -42,15 +42,15 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     search_help_text = _("Searches the ident, the user name and the group name.")
 
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
-        """Return the fields with a search: those whose model the project's admin can search.
+        """Return the fields whose model the project's admin can search.
 
-        The form asks for the primary key of the others, because a list of all may be too long.
+        For other fields the form asks for a primary key, because a list of all may be too long.
         """
         admins = {
             name: self.admin_site._registry.get(self.opts.get_field(name).related_model)
             for name in self.raw_id_fields
         }
-        return [name for name, found in admins.items() if found and found.search_fields]
+        return [name for name, each in admins.items() if each and each.search_fields]
 
     def save_model(
         self, request: HttpRequest, obj: WebIdentity, form: forms.ModelForm, change: bool
@@ -62,6 +62,6 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
 
 
 def identity_of(entry: WebIdentity) -> Identity:
-    """Convert a row to the entry that a document of definitions has for it."""
+    """Convert a row to an entry of a document of definitions."""
     user = entry.user.get_username() if entry.user else None
     return Identity(user, entry.group.name if entry.group else None, entry.ident)

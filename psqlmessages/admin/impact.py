@@ -31,8 +31,8 @@ Activity = tuple[int, str, str, str]
 class RuleImpact:
     """Collects the impact of all changes of one request, within their transaction.
 
-    ``ended``: sentences about activities that have ended; ``idents``: nodes that the new rules
-    apply to; ``remarks``: warnings.
+    ``ended``: sentences about activities that have ended; ``idents``: connected nodes that the new
+    rules apply to; ``remarks``: warnings.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class RuleImpact:
         self.is_changed = True
         self.ended += _describe_ended(before, _read_activities(nodes))
 
-    def add_connected_nodes(self, rules: Iterable[int]) -> None:
+    def add_connected_nodes(self, rule_ids: Iterable[int]) -> None:
         """Add the connected nodes that these rules apply to now."""
-        ((nodes,),) = base.fetch_rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])
+        ((nodes,),) = base.fetch_rows("SELECT messages._nodes_of_rules(%s)", [list(rule_ids)])
         clients = Client.objects.using(base.database()).filter(id__in=nodes)
         self.idents |= set(_connected(clients).values_list("ident", flat=True))
 
@@ -78,12 +78,12 @@ class RuleImpact:
             yield messages.INFO, _("No connected node is affected.")
         for remark in self.remarks:
             yield messages.WARNING, remark
-        if warning := open_transactions.warn_of_delays():
+        if warning := open_transactions.describe_delays():
             yield messages.WARNING, warning
 
 
 def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:
-    """Return the connected nodes that rules with these idents may affect."""
+    """Return the ids of the connected nodes that rules with these idents may affect."""
     patterns = Func(F("ident"), function="messages._patterns", output_field=ArrayField(TextField()))
     clients = Client.objects.using(base.database()).annotate(patterns=patterns)
     return _connected(clients.filter(patterns__overlap=idents)).values_list("id", flat=True)
@@ -111,7 +111,7 @@ def _read_activities(nodes: list[int]) -> set[Activity]:
 
 
 def _describe_ended(before: set[Activity], after: set[Activity]) -> list[str]:
-    """Describe the activities that ended, sorted; for a disconnected node, only that."""
+    """Describe the ended activities, sorted; of a disconnected node, only the disconnection."""
     ended = sorted(before - after, key=lambda activity: activity[1:])
     disconnected = {client for client, _ident, kind, _topic in ended if not kind}
     return [

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.admin import base
 from psqlmessages.admin.base import column, list_names
 from psqlmessages.admin.lists import RoleFilter, StateFilter, time_column
-from psqlmessages.admin.open_transactions import OpenTransactionsMixin
+from psqlmessages.admin.open_transactions import OpenTransactionsAdmin
 from psqlmessages.models import Client, Membership, Observation
 from psqlmessages.models.names import isolate
 
@@ -23,7 +23,7 @@ _MAX_NAMES = 10
 
 
 class ConnectionFilter(StateFilter):
-    """Nodes by the state of their connection: open or closed."""
+    """Filter nodes by the state of their connection: open or closed."""
 
     title = _("connection")
     parameter_name = "connection"
@@ -34,10 +34,10 @@ class ConnectionFilter(StateFilter):
 
 
 @admin.register(Client)
-class ClientAdmin(OpenTransactionsMixin):
-    """The registered nodes: read-only, with an action to disconnect them."""
+class ClientAdmin(OpenTransactionsAdmin):
+    """The registered nodes, read-only. An action disconnects them."""
 
-    list_display = ("ident", "role", "connected", "connection", "listens", "sends", "observes")
+    list_display = ("ident", "role", "connected", "session_text", "listens", "sends", "observes")
     list_filter = (ConnectionFilter, RoleFilter)
     search_fields = ("ident",)
     search_help_text = _("Searches the ident.")
@@ -48,9 +48,9 @@ class ClientAdmin(OpenTransactionsMixin):
     # Nodes register themselves. To disconnect one, the action calls an SQL function.
     denied_permissions = ("add", "change", "delete")
     connected = time_column(_("connected at"), "connected_at")
-    listens = column(_("listens to"), lambda found: _format_names(found.listened))
-    sends = column(_("sends to"), lambda found: _format_names(found.sent))
-    observes = column(_("observes"), lambda found: _format_names(found.observed))
+    listens = column(_("listens to"), lambda client: _format_names(client.listened))
+    sends = column(_("sends to"), lambda client: _format_names(client.sent))
+    observes = column(_("observes"), lambda client: _format_names(client.observed))
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission to delete nodes."""
@@ -76,18 +76,18 @@ class ClientAdmin(OpenTransactionsMixin):
         )
 
     @admin.display(description=_("session"), ordering="session__pid")
-    def connection(self, client: Client) -> str:
-        """Describe the PostgreSQL connection."""
+    def session_text(self, client: Client) -> str:
+        """Return the pid of the session, and whether the session has ended."""
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else _("closed (was {pid})").format(pid=pid)
 
     def object_context(self, request: HttpRequest, obj: Client) -> dict[str, Any]:
-        """Return whether to show the button that disconnects a node."""
+        """Return the context ``may_disconnect``: whether the page has the button to disconnect."""
         return {"may_disconnect": self.has_disconnect_permission(request)}
 
     @admin.action(description=_("Disconnect selected nodes"), permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
-        """Ask for confirmation, then disconnect the nodes, but not others of their sessions."""
+        """Ask for confirmation, then disconnect these nodes. Their sessions' other nodes stay."""
         clients = list(queryset)
         if "confirmed" not in request.POST:
             return self.page(request, "client/disconnect", _("Disconnect nodes"), clients=clients)
@@ -105,7 +105,7 @@ class ClientAdmin(OpenTransactionsMixin):
         except OperationalError as error:
             self.report_transient_error(request, error)
         if closed:
-            # A node without a connection has crashed: housekeeping sends the event.
+            # Housekeeping ends nodes without a connection, and sends their events.
             base.fetch_rows("SELECT messages.evaluate()")
         text = "Disconnected from {}."
         base.record_history(
@@ -119,15 +119,15 @@ class ClientAdmin(OpenTransactionsMixin):
             self.message_user(request, text, messages.INFO)
 
 
-def _first_topics(kind: str, name: str) -> Prefetch:
-    """Read some topics of each node into an attribute: a node may have thousands."""
+def _first_topics(kind: str, attribute: str) -> Prefetch:
+    """Prefetch the first topics of each node into an attribute. A node may have thousands."""
     members = Membership.objects.filter(kind=kind).select_related("topic").order_by("topic__name")
-    return Prefetch("memberships", members[: _MAX_NAMES + 1], to_attr=name)
+    return Prefetch("memberships", members[: _MAX_NAMES + 1], to_attr=attribute)
 
 
-def _format_names(found: Iterable[Membership | Observation]) -> str:
-    """Return the first names as text; there may be more than were read."""
-    names = [each.topic if isinstance(each, Membership) else each.pattern for each in found]
+def _format_names(entries: Iterable[Membership | Observation]) -> str:
+    """Return at most 10 topics or patterns, with "and more" if there are more; "-" if none."""
+    names = [each.topic if isinstance(each, Membership) else each.pattern for each in entries]
     listed = ", ".join(isolate(name) for name in names[:_MAX_NAMES])
     more = _("{names} and more").format(names=listed)
     return more if len(names) > _MAX_NAMES else listed or "-"

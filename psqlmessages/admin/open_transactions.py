@@ -19,16 +19,16 @@ from psqlmessages.admin.base import BaseAdmin
 from psqlmessages.admin.queue_elements import VIEW_BODIES
 from psqlmessages.models import Session
 
-# A transaction that has been open for less time will most likely commit soon.
+# Do not warn of younger transactions, because they will probably end soon.
 _MIN_OPEN_SECONDS = 1
 
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that holds locks. A field is None if PostgreSQL hides it from our role.
+    """A transaction that holds locks. Fields that PostgreSQL hides from our role are None.
 
-    ``prepared``: the name of a prepared transaction; ``prepared_literal``: the same, quoted;
-    ``waiting``: the number of processes that wait for it.
+    ``prepared``: the name of a prepared transaction, which has no ``pid``; ``prepared_literal``:
+    this name as an SQL literal; ``waiter_count``: number of processes that wait for a lock.
     """
 
     pid: int | None
@@ -40,7 +40,7 @@ class OpenTransaction:
     state: str | None
     began_at: datetime | None
     query: str | None
-    waiting: int
+    waiter_count: int
 
     def __str__(self) -> str:
         if self.prepared is not None:
@@ -50,8 +50,9 @@ class OpenTransaction:
 
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
-    """Return the transactions that have been open for at least this time, the oldest first."""
-    found = base.fetch_rows(
+    """Return the transactions that may be open for at least this time, the oldest first."""
+    # PostgreSQL hides began_at and state together. If only began_at is null, the transaction ended.
+    rows = base.fetch_rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"
         " FROM messages._open_transactions()"
@@ -59,11 +60,11 @@ def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
         " %(secs)s = 0 OR state IS NULL)",
         {"secs": min_seconds},
     )
-    return [OpenTransaction(*row) for row in found]
+    return [OpenTransaction(*row) for row in rows]
 
 
-def warn_of_delays() -> str:
-    """Return a warning that open transactions delay events of a change of rules, or ""."""
+def describe_delays() -> str:
+    """Return a warning if open transactions delay events of a change of rules; else ""."""
     ((has_delayed_events,),) = base.fetch_rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
@@ -71,14 +72,13 @@ def warn_of_delays() -> str:
         return ""
     names = "; ".join(map(str, holders[:5]))
     return _(
-        "The rules apply from now on. But open transactions may delay the events for some nodes,"
-        " which are shown as connected until then: {transactions}. See Connected nodes / Open"
-        " transactions."
+        "The rules apply from now on. But some nodes may be shown as connected until these open"
+        " transactions end: {transactions}. See Connected nodes / Open transactions."
     ).format(transactions=names)
 
 
-class OpenTransactionsMixin(BaseAdmin):
-    """Adds a page with the open transactions, and a button to end their connections."""
+class OpenTransactionsAdmin(BaseAdmin):
+    """Base class with a page of open transactions and buttons that end their connections."""
 
     pages: ClassVar = {"open_transactions": "open-transactions/"}
 
@@ -87,41 +87,41 @@ class OpenTransactionsMixin(BaseAdmin):
         return request.user.has_perm("psqlmessages.terminate_session")
 
     def open_transactions_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the open transactions; end a connection after a confirmation."""
+        """Show the open transactions; end the connection of one after a confirmation."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = open_transactions()
-        chosen = None
+        transactions = open_transactions()
+        selected = None
         if request.method == "POST":
             if not self.has_terminate_permission(request):
                 raise PermissionDenied("psqlmessages.terminate_session")
             key = request.POST.get("pid"), request.POST.get("transaction")
-            matching = (each for each in found if (str(each.pid), each.transaction) == key)
-            chosen = next(matching, None)
-            if chosen is None:
+            matching = (each for each in transactions if (str(each.pid), each.transaction) == key)
+            selected = next(matching, None)
+            if selected is None:
                 self.message_user(request, _("This transaction has already ended."), messages.INFO)
             elif "confirmed" in request.POST:
-                self._terminate(request, chosen)
-            if chosen is None or "confirmed" in request.POST:
+                self._terminate(request, selected)
+            if selected is None or "confirmed" in request.POST:
                 return self.redirect("open_transactions")
         may_see_bodies = request.user.has_perm(VIEW_BODIES)
         return self.page(
             request,
             "client/open_transactions",
-            _("End a connection") if chosen else _("Open transactions"),
-            transactions=found,
-            chosen=chosen,
+            _("End a connection") if selected else _("Open transactions"),
+            transactions=transactions,
+            selected=selected,
             may_terminate=self.has_terminate_permission(request),
             # A statement may contain bodies, leases and reply tokens.
             may_see_bodies=may_see_bodies,
             bodies_permission=VIEW_BODIES,
         )
 
-    def _terminate(self, request: HttpRequest, chosen: OpenTransaction) -> None:
+    def _terminate(self, request: HttpRequest, selected: OpenTransaction) -> None:
         try:
             with transaction.atomic(using=base.database()):
                 ((is_ended,),) = base.fetch_rows(
-                    "SELECT messages._terminate(%s, %s)", [chosen.pid, chosen.transaction]
+                    "SELECT messages._terminate(%s, %s)", [selected.pid, selected.transaction]
                 )
         except ProgrammingError as error:
             if not isinstance(cause := error.__cause__, psycopg.errors.InsufficientPrivilege):
@@ -132,9 +132,9 @@ class OpenTransactionsMixin(BaseAdmin):
         if not is_ended:
             self.message_user(request, _("This transaction has already ended."), messages.INFO)
             return
-        session = Session(id=chosen.pid, pid=chosen.pid, role=chosen.role or "")
-        text = f"Ended the connection of {chosen}, in a transaction since {chosen.began_at}."
+        session = Session(id=selected.pid, pid=selected.pid, role=selected.role or "")
+        text = f"Ended the connection of {selected}, in a transaction since {selected.began_at}."
         base.record_history(request, [(session, DELETION, text)])
         self.message_user(
-            request, _("Ended: {connection}.").format(connection=chosen), messages.SUCCESS
+            request, _("Ended: {connection}.").format(connection=selected), messages.SUCCESS
         )

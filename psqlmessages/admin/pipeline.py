@@ -22,7 +22,7 @@ from psqlmessages.models import PipelineJob, Traffic
 
 
 class WindowFilter(admin.SimpleListFilter):
-    """Windows of one length, by default a minute. Windows of each length count all messages."""
+    """Filter windows by length, by default a minute. Windows of each length count all messages."""
 
     title = _("window")
     parameter_name = "window_seconds"
@@ -32,7 +32,7 @@ class WindowFilter(admin.SimpleListFilter):
         return [(str(value), label) for value, label in Traffic.Window.choices]
 
     def value(self) -> str:
-        """Return the chosen length."""
+        """Return the chosen length in seconds; 60 if none or an unknown one was chosen."""
         chosen = super().value()
         return chosen if chosen in map(str, Traffic.Window.values) else str(Traffic.Window.MINUTE)
 
@@ -46,13 +46,13 @@ class WindowFilter(admin.SimpleListFilter):
             }
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Traffic]) -> QuerySet[Traffic]:
-        """Keep the windows of this length, which an index supports."""
+        """Return the windows of the chosen length. An index supports this filter."""
         return queryset.filter(window_seconds=int(self.value()))
 
 
 @admin.register(Traffic)
 class TrafficAdmin(BaseAdmin):
-    """The windows of traffic, the newest first. Jobs write them, and remove old ones."""
+    """The windows of traffic, the newest first. Jobs write windows, and remove old windows."""
 
     denied_permissions = ("add", "change", "delete")
     list_display = (
@@ -66,7 +66,7 @@ class TrafficAdmin(BaseAdmin):
     ordering = ("-starts_at", "topic", "sender")
     fields = (
         *("topic", "sender", "window_seconds", "starts", "count", "bytes"),
-        *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),
+        *(f"{value}_p{percent}" for value in ("size", "latency") for percent in (50, 95, 99)),
     )
     readonly_fields = ("starts",)
 
@@ -83,7 +83,7 @@ class TrafficAdmin(BaseAdmin):
 
 @admin.register(PipelineJob)
 class PipelineJobAdmin(BaseAdmin):
-    """The last reported state of jobs. A dead job can be deleted; its next start adds it again."""
+    """The last reported state of jobs. A dead job can be deleted; a start adds it again."""
 
     denied_permissions = ("add", "change")
     list_display = ("name", "current_state", "lag", "rate", "rows", "last_batch", "seen")
@@ -105,27 +105,27 @@ class PipelineJobAdmin(BaseAdmin):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:
-        """Read jobs, and whether each is alive by the clock of the database."""
+        """Read jobs, and whether each job is alive according to the clock of the database."""
         state = PipelineJob.State
         ended = Q(state__in=(state.STOPPED, state.FAILED))
         alive = ~ended & Q(seen_at__gt=Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS))
         return super().get_queryset(request).annotate(is_alive=alive, now=Now())
 
     def has_delete_permission(self, request: HttpRequest, obj: PipelineJob | None = None) -> bool:
-        """Allow deleting dead jobs only: deleting a live one would only hide it."""
+        """Allow deleting dead jobs only, because deleting a live job would only hide it."""
         return super().has_delete_permission(request, obj) and not (obj and obj.is_alive)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Refuse to delete live jobs, also in the action of the list."""
-        found, counts, missing, protected = super().get_deleted_objects(objs, request)
+        deleted, counts, missing, protected = super().get_deleted_objects(objs, request)
         alive = [_("{job}, which is alive").format(job=job) for job in objs if job.is_alive]
         if alive and super().has_delete_permission(request):
             missing = set()
-        return found, counts, missing, [*protected, *alive]
+        return deleted, counts, missing, [*protected, *alive]
 
     @admin.display(description=_("state"), ordering="state")
     def current_state(self, job: PipelineJob) -> str:
-        """Return the state; for a dead job, the time since its last heartbeat."""
+        """Return the state; for a job that died without reporting, the time since its heartbeat."""
         state = PipelineJob.State
         if job.is_alive or job.state in (state.STOPPED, state.FAILED):
             return job.get_state_display()
@@ -135,7 +135,7 @@ class PipelineJobAdmin(BaseAdmin):
 
     @admin.display(description=_("lag"), ordering="lag_seconds", empty_value=_("unknown"))
     def lag(self, job: PipelineJob) -> str | None:
-        """Return the age of the oldest unread message."""
+        """Return the age of the oldest unread message; None if it is unknown or the job is dead."""
         if job.lag_seconds is None or not job.is_alive:
             return None
         return f"{job.lag_seconds:,.1f} s" if job.lag_seconds else _("none")

@@ -24,8 +24,8 @@ from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
 
-# Queue operations of the admin. The web process owns the tables, so it needs no rule: it calls
-# private functions and changes the tables itself.
+# Queue operations of the admin. The web process owns the tables. It therefore needs no rule, calls
+# private functions, and changes the tables.
 
 _SET_PAUSED = """
     WITH changed AS (
@@ -47,15 +47,15 @@ _REMOVE = "SELECT messages._remove_queue(q) FROM messages._existing_queue(%s) AS
 
 
 def create_queue(name: str) -> int:
-    """Create a queue, if it does not exist; return its key."""
+    """Create a queue if it does not exist; return its primary key."""
     ((key,),) = fetch_rows("SELECT (messages._get_or_create_queue(%s)).id", [name])
     return int(key)
 
 
 def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
-    """Pause or resume queues and notify waiting consumers; return the queues that changed.
+    """Pause or resume queues and notify waiting consumers; return the keys of changed queues.
 
-    Raises OperationalError if a transaction that uses one of them holds its lock for 10 s.
+    Raises OperationalError if a transaction locks one of the queues for 10 s.
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
@@ -73,9 +73,9 @@ def drain(queue: int) -> int:
 
 
 def remove_empty(name: str) -> bool:
-    """Remove a queue; False if it has elements or does not exist.
+    """Remove a queue; return False if it has elements or does not exist.
 
-    Raises OperationalError if a transaction that changes the queue holds its lock for 10 s.
+    Raises OperationalError if a transaction locks the queue for 10 s.
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
@@ -83,23 +83,23 @@ def remove_empty(name: str) -> bool:
 
 
 PAGE_SIZE: Final = 50
-# Limits for displayed bodies and headers.
+# Longer bodies and headers are shown in part.
 BODY_CHARACTERS: Final = 2000
 HEADER_CHARACTERS: Final = 2000
-# Limit for dead letters per redrive.
+# One redrive moves at most this number of dead letters.
 MAX_REDRIVEN: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
-FROM_QUEUE: Final = "x-dl-from-queue"
-_FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
+FROM_QUEUE: Final = "x-dl-from-queue"  # header of a dead letter: its former queue
 _ORIGIN: Final = (FROM_QUEUE, "x-dl-t", "x-dl-tries")
+_FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
 _ENCODINGS: Final = {None: _("text"), "json": "JSON", "b64": _("bytes, as base64")}
 
 
 class ElementsMixin:
-    """Adds a page with the elements of a queue, which can redrive dead letters."""
+    """Adds a page that shows the elements of a queue and can redrive dead letters."""
 
-    pages: ClassVar = {"elements": "<int:queue>/elements/"}
+    pages: ClassVar = {"elements": "<int:key>/elements/"}
 
     def has_view_elements_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may view queues and elements."""
@@ -107,9 +107,9 @@ class ElementsMixin:
             "psqlmessages.view_element"
         )
 
-    def elements_view(self, request: HttpRequest, queue: int) -> HttpResponse:
+    def elements_view(self, request: HttpRequest, key: int) -> HttpResponse:
         """Show a page of a queue's elements, or redrive dead letters."""
-        found = get_object_or_404(Queue, pk=queue)
+        queue = get_object_or_404(Queue, pk=key)
         if not self.has_view_elements_permission(request):
             can_view = self.has_view_permission(request)
             raise PermissionDenied(f"psqlmessages.view_{'element' if can_view else 'queue'}")
@@ -117,23 +117,23 @@ class ElementsMixin:
         if request.method == "POST":
             if not may_redrive:
                 raise PermissionDenied("psqlmessages.change_element")
-            self._redrive(request, found)
+            self._redrive(request, queue)
             return HttpResponseRedirect(request.get_full_path())
-        with_bodies = request.user.has_perm(VIEW_BODIES)
+        may_see_bodies = request.user.has_perm(VIEW_BODIES)
         return self.page(
             request,
             "queue/elements",
-            _("Elements of {queue}").format(queue=found),
-            **_read_page(found, request.GET, with_bodies=with_bodies),
-            queue=found,
+            _("Elements of {queue}").format(queue=queue),
+            **_read_page(queue, request.GET, may_see_bodies=may_see_bodies),
+            queue=queue,
             may_redrive=may_redrive,
-            may_see_bodies=with_bodies,
+            may_see_bodies=may_see_bodies,
             bodies_permission=VIEW_BODIES,
             max_redriven=MAX_REDRIVEN,
         )
 
     def _redrive(self, request: HttpRequest, queue: Queue) -> None:
-        """Redrive the chosen dead letters, or all in the queue, and report their number."""
+        """Redrive the chosen or all dead letters, up to MAX_REDRIVEN, and report the number."""
         dead_letters = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
             chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
@@ -153,10 +153,10 @@ class ElementsMixin:
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 
-def _read_page(queue: Queue, query: Any, *, with_bodies: bool) -> dict[str, Any]:
+def _read_page(queue: Queue, query: Any, *, may_see_bodies: bool) -> dict[str, Any]:
     """Return the elements of a page and its links, as context of the template.
 
-    ``query`` may have the order, and the time and id of the last element of the previous page.
+    ``query`` may have the order, and the time and id of the previous page's last element.
     """
     order = query.get("order") if query.get("order") in _ORDERS else "first"
     entries = _after_previous_page(Element.objects.filter(queue=queue), query, order)
@@ -166,15 +166,15 @@ def _read_page(queue: Queue, query: Any, *, with_bodies: bool) -> dict[str, Any]
         is_leased=Q(lease__isnull=False),
     )
     names = [*_FIELDS, "now", "size", "is_leased"]
-    if with_bodies:
+    if may_see_bodies:
         body_start = Left("body", BODY_CHARACTERS, output_field=TextField())
         entries = entries.annotate(body_start=body_start)
         names.append("body_start")
-    found = list(entries.values(*names)[: PAGE_SIZE + 1])
-    rows = [_describe(entry) for entry in found[:PAGE_SIZE]]
+    elements = list(entries.values(*names)[: PAGE_SIZE + 1])
+    rows = [_describe(element) for element in elements[:PAGE_SIZE]]
     next_page = ""
-    if len(found) > PAGE_SIZE:
-        last = found[PAGE_SIZE - 1]
+    if len(elements) > PAGE_SIZE:
+        last = elements[PAGE_SIZE - 1]
         after = {"time": last["available_at"].isoformat(), "id": last["id"], "order": order}
         next_page = f"?{urlencode(after)}"
     return {
@@ -210,7 +210,7 @@ def _describe(entry: dict[str, Any]) -> dict[str, Any]:
     origin = {name: headers.get(name) for name in _ORIGIN} if isinstance(headers, dict) else {}
     dead_from = origin.get(FROM_QUEUE)
     if dead_from:
-        # The page says in words where a dead letter comes from.
+        # The page shows these headers of a dead letter as a sentence.
         headers = {name: value for name, value in headers.items() if name not in _ORIGIN}
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
     return {
@@ -231,7 +231,7 @@ def _describe(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format_death(value: Any) -> str:
-    """Format the time in a header; "" if it is none, because programs can set headers."""
+    """Format the time in a header; "" if it is no time, because programs can set headers."""
     try:
         time = parse_datetime(str(value))
     except ValueError:

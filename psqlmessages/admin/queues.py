@@ -72,7 +72,7 @@ _DELETING = Confirmation(
 
 
 _NUMBERS = ArrayField(BigIntegerField())
-# Elements that the list counts in each state of a queue; the page of a queue counts more.
+# The list counts at most this number of elements in each state; the page of a queue counts more.
 MAX_IN_LIST = 1000
 _HAS_ELEMENTS = Exists(Element.objects.filter(queue=OuterRef("pk")))
 
@@ -148,7 +148,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     @admin.display(description=_("dead after"), ordering="max_tries")
     def tries(self, queue: Queue) -> str:
-        """Return the maximum number of tries, and the dead-letter queue."""
+        """Return the maximum number of tries and the dead-letter queue; "-" without a maximum."""
         if queue.max_tries is None:
             return "-"
         text = ngettext("{number} try, to {queue}", "{number} tries, to {queue}", queue.max_tries)
@@ -157,10 +157,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     # Adding and changing
 
     def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
-        """Save only edited fields: SQL functions own the others, and may have changed them."""
+        """Save only edited fields, because SQL functions may have changed the other fields."""
         base.limit_lock_waits()
         if not change:
-            # The SQL function chooses the channel.
+            # The SQL function creates the queue, because it chooses the channel.
             obj.pk, obj._state.adding = queue_elements.create_queue(obj.name), False
         edited = [name for name in form.changed_data if name != "name"]
         if edited:
@@ -256,8 +256,8 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
         verb = "Paused" if is_paused else "Resumed"
-        done = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
-        undone = _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
+        change = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
+        no_change = _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
         try:
             keys = [queue.pk for queue in queues]
             changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
@@ -267,10 +267,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         changed = [queue for queue in queues if queue.pk in changed_keys]
         base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
-            text = done.format(queues=list_names(changed, _MAX_NAMES))
+            text = change.format(queues=list_names(changed, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)
         if unchanged := [queue for queue in queues if queue.pk not in changed_keys]:
-            text = undone.format(queues=list_names(unchanged, _MAX_NAMES))
+            text = no_change.format(queues=list_names(unchanged, _MAX_NAMES))
             self.message_user(request, text, messages.INFO)
         return self.after_action(request, queues)
 
@@ -286,7 +286,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
 
 def sizes_of(queue: Queue) -> ElementCounts:
-    """Return the sizes that `get_queryset` has read."""
+    """Return the sizes of a queue that `QueueAdmin.get_queryset` has read."""
     return ElementCounts.of(queue.sizes, MAX_IN_LIST)
 
 
@@ -297,9 +297,9 @@ def _sum_counts(value: Combinable) -> Coalesce:
 
 
 def _read_numbers(queue: Queue) -> tuple[ElementCounts, QueueCounters]:
-    """Read the sizes of one queue, up to a higher limit than in the list, and its counters."""
+    """Read the sizes of one queue, up to MAX_LISTED, and its counters; 0 if it was deleted."""
     sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
     counters = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
     numbers = Queue.objects.filter(pk=queue.pk).annotate(sizes=sizes, counters=counters)
-    found = numbers.values_list("sizes", "counters").first() or ((0, 0, 0), (0,) * 7)
-    return ElementCounts.of(found[0], MAX_LISTED), QueueCounters(*found[1])
+    row = numbers.values_list("sizes", "counters").first() or ((0, 0, 0), (0,) * 7)
+    return ElementCounts.of(row[0], MAX_LISTED), QueueCounters(*row[1])

@@ -29,7 +29,7 @@ from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
 
-# Import plan: the user sees the changes, and sends the signed plan back to apply them
+# Import plan: the page shows the changes; the user sends the signed plan back to apply them
 
 _SALT = "psqlmessages.import.2"
 _LIFETIME = timedelta(hours=1)
@@ -38,15 +38,15 @@ _OTHER_FIELDS_BYTES = 10_000
 
 
 class UnusablePlan(Exception):
-    """The plan has expired, was altered, or cannot be applied now; the text says which."""
+    """The plan expired, was altered, or names an unknown user or group; the text says which."""
 
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """The difference between a document and the current definitions, to apply only as shown.
+    """A document to import, and the current definitions that it changes.
 
     ``is_replacing``: whether to remove entries that the document does not contain;
-    ``fingerprint``: of the definitions that were current when the page was shown.
+    ``fingerprint``: fingerprint of the definitions when the page was shown.
     """
 
     wanted: document.Definitions
@@ -62,7 +62,7 @@ class ImportPlan:
 
     @classmethod
     def loads(cls, text: str, user: AbstractBaseUser) -> ImportPlan:
-        """Parse a plan that `dumps` signed for this user; raise UnusablePlan."""
+        """Parse a plan that `dumps` signed for this user; raise UnusablePlan if this fails."""
         try:
             fields = signing.loads(text, salt=_SALT + str(user.pk), max_age=_LIFETIME)
             wanted = document.read(fields["document"])
@@ -80,7 +80,7 @@ class ImportPlan:
         return cls(wanted, fields["replace"], current, fields["fingerprint"])
 
     def dumps(self, user: AbstractBaseUser) -> str:
-        """Sign the plan so that only this user can submit it, and only unaltered."""
+        """Sign the plan, so that only this user can submit it, unaltered and within an hour."""
         fields = {
             "document": document.write(self.wanted),
             "replace": self.is_replacing,
@@ -97,7 +97,7 @@ class ImportPlan:
     def saved_rules(self) -> list[RuleEntry]:
         """The rules that will be added or changed, with their new values."""
         difference = self.difference
-        return [*difference.rules_added, *(pair[1] for pair in difference.rules_changed)]
+        return [*difference.rules_added, *(new for _old, new in difference.rules_changed)]
 
     @property
     def is_stale(self) -> bool:
@@ -105,11 +105,11 @@ class ImportPlan:
         return changes.fingerprint(self.current) != self.fingerprint
 
     def missing_permissions(self, user: AbstractBaseUser) -> set[str]:
-        """Return the permissions that the user is missing."""
+        """Return the permissions that the changes need and the user lacks."""
         return {name for name in self.difference.permissions() if not user.has_perm(name)}
 
     def apply(self, request: HttpRequest) -> RuleImpact:
-        """Apply the plan in one transaction. Raises DefinitionsChanged if it is stale."""
+        """Apply the plan in one transaction; raise DefinitionsChanged if it is stale."""
         impact, using, difference = RuleImpact(), base.database(), self.difference
         with transaction.atomic(using=using):
             with impact.compare(rule.ident for rule in difference.rules):
@@ -189,12 +189,12 @@ class UploadForm(forms.Form):
 
 
 class TransferMixin:
-    """The pages export/ and import/ beside the list of the rules."""
+    """Adds the pages export/ and import/ to the admin of rules."""
 
     pages: ClassVar = {"export": "export/", "import": "import/"}
 
     def transfer_context(self, request: HttpRequest) -> dict[str, bool]:
-        """Return whether the list offers the export and the import."""
+        """Return the context of the list: whether to show the links to export and import."""
         return {
             "may_export": self.has_view_permission(request),
             "may_import": self._may_import(request),
@@ -204,15 +204,15 @@ class TransferMixin:
         """Export the rules, and the web identities if the user may view them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = changes.read_current(base.database())
+        current = changes.read_current(base.database())
         if not request.user.has_perm("psqlmessages.view_webidentity"):
-            found = document.Definitions(found.rules)
+            current = document.Definitions(current.rules)
         name = f"psqlmessages-{timezone.now():%Y-%m-%d}.json"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return HttpResponse(document.write(found), content_type="application/json", headers=headers)
+        return HttpResponse(document.write(current), "application/json", headers=headers)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
-        """Show the changes that an uploaded document makes; then apply exactly these."""
+        """Show the changes that an uploaded document makes, or apply the shown changes."""
         if not self._may_import(request):
             raise PermissionDenied("psqlmessages.add_auth, psqlmessages.change_auth")
         if "plan" in request.POST:
@@ -280,7 +280,7 @@ class TransferMixin:
             _TITLE,
             difference=difference,
             plan=text,
-            # Whether Django would refuse the page with this plan.
+            # Whether Django would refuse the request that submits the plan.
             is_too_large=max_bytes is not None and len(text) + _OTHER_FIELDS_BYTES > max_bytes,
             missing_permissions=sorted(plan.missing_permissions(request.user)),
             remarks=find_remarks(plan.saved_rules),

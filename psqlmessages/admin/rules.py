@@ -35,7 +35,7 @@ _MAX_NAMES = 20
 
 
 class RuleForm(VerbatimForm):
-    """Refuses invalid rules, and refuses to overwrite concurrent changes."""
+    """A rule. The form refuses invalid rules, and refuses to overwrite concurrent changes."""
 
     # Set on the class that the admin creates for each request.
     lock: ClassVar[base.RuleLock]
@@ -44,13 +44,11 @@ class RuleForm(VerbatimForm):
         model = Auth
         fields: ClassVar = list(RuleEntry._fields)
         help_texts: ClassVar = {
-            "role": _(
-                "The PostgreSQL role that may do this: the role that connects, or its group."
-            ),
+            "role": _("The PostgreSQL role that connects, or a group role that it is a member of."),
             "mode": _(
-                "W: may send. R: may listen. RW: both. O: receives all, and does not count as"
-                " a listener (topics only). A: RW, and may change the settings of a queue or remove"
-                " it. Rules of type Rpc have mode W: may call. Answering needs no rule."
+                "W: send or push. R: listen or take. RW: both. O: receive all messages without"
+                " counting as a listener (topics only). A: RW, change settings and remove (queues"
+                " only). Type Rpc needs mode W: call. Answering needs no rule."
             ),
         }
 
@@ -62,7 +60,7 @@ class RuleForm(VerbatimForm):
                 field.show_hidden_initial = True
 
     def clean(self) -> dict[str, Any]:
-        """Check the rule as a whole, and block other changes of rules until this one commits."""
+        """Check the complete rule, and block other changes of rules until this change commits."""
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
@@ -76,7 +74,7 @@ class RuleForm(VerbatimForm):
         return cleaned
 
     def _read_current_rule(self) -> dict[str, Any]:
-        """Read the rule; raise ValidationError if it has changed since the page was shown."""
+        """Read the saved rule, {} if it is new; raise ValidationError if somebody changed it."""
         if not self.instance.pk:
             return {}
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
@@ -115,7 +113,7 @@ class RuleRowForm(RuleForm):
 
 @admin.register(Auth)
 class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
-    """The rules: added, changed in the list or on a page, deleted, exported and imported."""
+    """The rules. Users can add, change, delete, export and import them."""
 
     form = RuleForm
     list_display = ("role", "ident", "type", "dest", "mode", "timeout")
@@ -129,7 +127,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm]:
-        """Return the form class of the request, with its lock on the rules."""
+        """Return the form class of the request. It has the lock of the request."""
         form = super().get_form(request, obj, change, **kwargs)
         form.lock = base.RuleLock()
         if field := form.base_fields.get("role"):
@@ -139,7 +137,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
-        """Return the form class of the list's rows, which share one lock on the rules."""
+        """Return the form class of the list's rows. All rows share the lock of the request."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
         form.lock = base.RuleLock()
         return form
@@ -176,7 +174,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     def save_model(
         self, request: HttpRequest, obj: Auth, form: forms.ModelForm, change: bool
     ) -> None:
-        """Save the changed fields, and record the impact."""
+        """Save the changed fields, and collect the impact."""
         if change and not form.changed_data:
             return
         with request.impact.compare({obj.ident, form.initial.get("ident", obj.ident)}):
@@ -186,17 +184,17 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         request.impact.remarks += find_remarks([rule])
 
     def delete_model(self, request: HttpRequest, obj: Auth) -> None:
-        """Delete, and record the impact."""
+        """Delete a rule, and collect the impact."""
         with request.impact.compare([obj.ident]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Auth]) -> None:
-        """Delete many rules, and record the impact."""
+        """Delete many rules, and collect the impact."""
         with request.impact.compare(queryset.values_list("ident", flat=True)):
             super().delete_queryset(request, queryset)
 
     def _with_impact(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
-        """Run a view; after it has saved and committed, show the impact."""
+        """Run a view. A POST runs in a transaction; show the impact after the commit."""
         if request.method != "POST":
             return view()
         request.impact = RuleImpact()
@@ -211,9 +209,9 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
 
 
 def _affected(request: HttpRequest, rules: QuerySet[Auth]) -> dict[str, Any]:
-    """Return the connected nodes that these rules apply to, for the confirmation."""
+    """Return the context of the confirmation: the connected nodes that the rules apply to."""
     if "post" in request.POST:
         return {}
     impact = RuleImpact()
     impact.add_connected_nodes(rules.values_list("pk", flat=True))
-    return {"asks_for_rules": True, "affected": base.list_names(sorted(impact.idents), _MAX_NAMES)}
+    return {"is_about_rules": True, "affected": base.list_names(sorted(impact.idents), _MAX_NAMES)}

@@ -29,19 +29,19 @@ _BACKLOG = """(
 
 
 class SubscriptionStateFilter(StateFilter):
-    """Subscriptions by state: alive or timed out."""
+    """Filter subscriptions by state: alive or timed out."""
 
     title = _("state")
     parameter_name = "state"
     states: ClassVar = {
         "alive": (_("Alive"), Q(expires_at__gt=Now())),
-        "over": (_("Timed out"), Q(expires_at__lte=Now())),
+        "timed_out": (_("Timed out"), Q(expires_at__lte=Now())),
     }
 
 
 @admin.register(Subscription)
 class SubscriptionAdmin(BaseAdmin):
-    """The durable subscriptions. Nodes start, renew and end them."""
+    """The subscriptions. Nodes create, renew and end them."""
 
     list_display = ("ident", "topic", "backlog", "expires", "state", "pinged")
     list_filter = (SubscriptionStateFilter,)
@@ -69,8 +69,8 @@ class SubscriptionAdmin(BaseAdmin):
 
     @admin.display(description=_("backlog"))
     def backlog(self, subscription: Subscription) -> str:
-        """Return the number of unread messages."""
-        if not _is_alive(subscription):
+        """Return the number of unread messages; "-" if the subscription has timed out."""
+        if _has_timed_out(subscription):
             return "-"
         unread = subscription.unread
         return (
@@ -82,10 +82,10 @@ class SubscriptionAdmin(BaseAdmin):
     @admin.display(description=_("state"))
     def state(self, subscription: Subscription) -> str:
         """Return whether the subscription is alive, and whether it has missed messages."""
-        if not _is_alive(subscription):
+        if _has_timed_out(subscription):
             return _("timed out")
-        return _("alive") if subscription.is_recovered else _("alive, after a gap")
+        return _("alive") if subscription.is_recovered else _("alive, has missed messages")
 
 
-def _is_alive(subscription: Subscription) -> bool:
-    return subscription.expires_at > datetime.now(subscription.expires_at.tzinfo)
+def _has_timed_out(subscription: Subscription) -> bool:
+    return subscription.expires_at <= datetime.now(subscription.expires_at.tzinfo)

@@ -1,4 +1,4 @@
-"""Topics in the admin: permissions, senders and listeners, live messages."""
+"""Topics in the admin: senders and listeners, rules, retention, archive mark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARCHIVE_IDENT: Final = "pipeline.archive"
 
 
 def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
-    """Set or remove the archive mark; return the message for the user, and its level."""
+    """Set or remove the archive mark; return the text for the user, and the text's level."""
     using = base.database()
     try:
         change = archive_marks.mark if is_marked else archive_marks.unmark
@@ -55,7 +55,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
 
 @admin.register(Topic)
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
-    """The topics. Rules create them, and so do nodes if a rule with a pattern allows it."""
+    """The topics. A rule that names a topic creates it, and so do nodes with a pattern rule."""
 
     list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)
@@ -83,7 +83,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         )
 
     def save_model(self, request: HttpRequest, obj: Topic, form: ModelForm, change: bool) -> None:
-        """Save only edited fields: SQL functions own the others, and may have changed them."""
+        """Save only edited fields, because SQL functions may have changed the other fields."""
         base.limit_lock_waits()
         obj.save(update_fields=form.changed_data)
 
@@ -102,7 +102,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
 
     @method_decorator(require_POST)
     def archive_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Set or remove the archive mark; the form's field ``archive`` says which."""
+        """Set the archive mark if the form's field ``archive`` is "yes", or else remove it."""
         topic = get_object_or_404(Topic, pk=key)
         if not self.has_change_permission(request, topic):
             raise PermissionDenied("psqlmessages.change_topic")

@@ -1,4 +1,4 @@
-"""Tables of psqlmessages. SQL reads and writes them; Django creates and shows them."""
+"""Tables of psqlmessages. Django creates them; the SQL functions, admin and monitor use them."""
 
 from psqlmessages.models.exchanges import Destination, Exchange, ExchangeCount
 from psqlmessages.models.minutes import HistoryPeriod, QueueMinute, RefusedCall, TopicMinute

@@ -106,7 +106,7 @@ class Exchange(models.Model):
 
 
 class Destination(models.Model):
-    """A queue that gets a copy of each element that the selector accepts. Ordered by position."""
+    """A queue that gets a copy of each element that the selector accepts."""
 
     exchange = models.ForeignKey(Exchange, models.CASCADE, related_name="destinations")
     position = models.SmallIntegerField()
@@ -147,12 +147,12 @@ class Destination(models.Model):
 
 
 class ExchangeCount(models.Model):
-    """Counter of a worker process for one exchange and outcome; sum it over all workers.
+    """Counter of one worker process for one exchange and outcome.
 
     ``seconds`` is the sum of durations, ``buckets`` their histogram, and ``seen_at`` the worker's
     last heartbeat. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
-    failures of one destination, given by its position; for the other outcomes ``destination`` is
-    -1. In the row of outcome ``ok``, ``missing_rules`` lists the rules that the worker lacks.
+    failures of one destination, whose position is ``destination``. For all other outcomes
+    ``destination`` is -1. The row of outcome ``ok`` has the rules that the worker lacks.
     """
 
     class Outcome(models.TextChoices):

@@ -1,4 +1,4 @@
-"""Models of the history: counts per minute, the periods that are known, and refused calls."""
+"""Models of the history: counts per minute, periods without gaps, and refused calls."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from psqlmessages.models.names import NameField
 class TopicMinute(models.Model):
     """Messages to a topic in a minute. A topic without messages has no row.
 
-    If too many topics had messages, the row with the name "" has the sums of those without a row.
+    The busiest topics have rows. The row with topic "" has the sums of all other topics.
     """
 
     topic = NameField()
@@ -29,10 +29,10 @@ class TopicMinute(models.Model):
 
 
 class QueueMinute(models.Model):
-    """Elements that came into and left a queue in a minute, and its backlog at the end.
+    """Elements that came into and left a queue in a minute, and its backlog after the minute.
 
-    A minute without a change has no row. ``removes`` includes elements that were moved, also to the
-    dead-letter queue.
+    ``puts``: pushed or moved into the queue; ``gets``: popped or committed; ``removes``: deleted or
+    moved, also to the dead-letter queue. A minute without a change has no row.
     """
 
     queue = NameField()
@@ -53,9 +53,9 @@ class QueueMinute(models.Model):
 
 
 class HistoryPeriod(models.Model):
-    """A period whose minutes were all counted, of the topics or of the queues.
+    """A period in which every minute of all topics, or of all queues, was counted.
 
-    Without an end it lasts as long as the process ``pid`` of PostgreSQL holds the writer's lock.
+    If ``ends_at`` is null, the period lasts while the backend ``pid`` holds the writer's lock.
     """
 
     class Subject(models.TextChoices):
@@ -72,11 +72,11 @@ class HistoryPeriod(models.Model):
 
 
 class RefusedCall(models.Model):
-    """Calls of a node that lacked a rule, as counted by the processes that made them.
+    """Refused calls of a node that need the same rule, as counted by the calling processes.
 
-    ``type``, ``dest`` and ``mode`` are "" if the error did not name them. The row without an ident
-    has the calls whose rules were too many for a row of their own. The count begins again after an
-    hour without such a call.
+    ``type``, ``dest`` and ``mode`` are "" if the error did not name them. If there are too many
+    missing rules, the row with ident "" counts the remaining calls. After an hour without such a
+    call, ``count`` begins again.
     """
 
     ident = NameField()

@@ -1,4 +1,4 @@
-"""Names and their fields. Collation C compares bytes, so that prefixes use the index."""
+"""Names and their fields. Collation C compares bytes, so an index finds names by prefix."""
 
 import re
 from typing import Any, Final
@@ -11,32 +11,32 @@ NAME_CHARACTERS: Final = 100
 
 
 def is_name(name: str) -> bool:
-    """Return whether PostgreSQL can store a node or topic with this name."""
+    """Return whether PostgreSQL can store this text as a name of a node, topic or queue."""
     return 0 < len(name) <= NAME_CHARACTERS and not describe_unstorable(name)
 
 
-# Controls that change the direction of the text around them; isolates begin and end with these.
+# Unicode controls that change the direction of text. An isolate begins and ends with one.
 _DIRECTION_CONTROLS: Final = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _ISOLATE: Final = "\u2068"
 _END_OF_ISOLATE: Final = "\u2069"
 
 
-def isolate(named: object | None) -> str:
-    """Return a name that leaves the direction of a sentence around it unchanged, when displayed.
+def isolate(name: object | None) -> str:
+    """Return a name that does not change the direction of the text around it.
 
     A name may contain U+202E, which reverses the text after it. None becomes "".
     """
-    text = "" if named is None else str(named)
-    if not (found := _DIRECTION_CONTROLS.findall(text)):
+    text = "" if name is None else str(name)
+    if not (controls := _DIRECTION_CONTROLS.findall(text)):
         return text
-    # The text may end the isolate, and begin others.
-    ends = 1 + found.count(_END_OF_ISOLATE)
-    return _ISOLATE * ends + text + _END_OF_ISOLATE * (ends + len(found))
+    # Begin an isolate for each that the text ends, and end one for each that the text begins.
+    begins = 1 + controls.count(_END_OF_ISOLATE)
+    return _ISOLATE * begins + text + _END_OF_ISOLATE * (begins + len(controls))
 
 
 def patterns(name: str) -> list[str]:
-    """List the values in rules that match a name: itself, and each of its prefixes with *."""
-    # Rules contain no longer patterns, and time grows with the square of the length.
+    """List the values in rules that match a name: the name, and each of its prefixes with *."""
+    # Rules have no longer patterns, and the time grows with the square of the length.
     longest = min(len(name), NAME_CHARACTERS)
     return [name, *(f"{name[:length]}*" for length in range(longest + 1))]
 

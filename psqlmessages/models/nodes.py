@@ -12,7 +12,7 @@ from psqlmessages.models.names import NameField, RoleField, isolate
 
 
 class Session(models.Model):
-    """A PostgreSQL connection with nodes. It is alive while its backend holds an advisory lock."""
+    """A PostgreSQL connection with nodes, alive while it holds the advisory lock ``id``."""
 
     id = models.IntegerField(primary_key=True)
     pid = models.IntegerField()
@@ -33,7 +33,7 @@ class Session(models.Model):
 
 
 class Client(models.Model):
-    """The registration of a connected node. When the node connects again, it gets a new one."""
+    """The registration of a node. A node that connects again gets a new row."""
 
     session = models.ForeignKey(Session, models.DO_NOTHING, related_name="clients")
     ident = NameField()
@@ -55,10 +55,10 @@ class Client(models.Model):
 
 
 class Topic(models.Model):
-    """A topic. SQL functions set the fields that are not editable: a send reads only this row.
+    """A topic. SQL functions set the fields that are not editable, so that sends read few rows.
 
-    ``channels``: of sessions with listeners; ``wakes``: of sessions with subscribers, which a
-    publish notifies.
+    ``channels``: channels of sessions that listen or observe; ``wakes``: channels of sessions with
+    subscribers, which a publish notifies; ``is_made_by_publish``: a publish created the topic.
     """
 
     name = NameField()
@@ -96,9 +96,9 @@ class Topic(models.Model):
 class Membership(models.Model):
     """A node that sends to a topic or listens to it.
 
-    SQL functions set the fields after ``kind`` when the state or the rules change, so that a send
-    reads only this row: the session's channel, pid and role, the constant part of the header, and
-    the timeout of the rules in seconds.
+    The fields after ``kind`` are copies, so that a send reads only this row and the topic's row:
+    ``channel``, ``pid`` and ``role`` of the session, the constant part of the ``header``, and the
+    ``timeout`` of the rules in seconds, which SQL functions update when rules change.
     """
 
     class Kind(models.TextChoices):
@@ -132,7 +132,7 @@ class Membership(models.Model):
 
 
 class Observation(models.Model):
-    """A node that receives the messages of a topic or pattern, but is not a listener."""
+    """A node that observes a topic or pattern: it gets messages without being a listener."""
 
     client = models.ForeignKey(
         Client, models.DO_NOTHING, related_name="observations", db_index=False
@@ -156,7 +156,7 @@ class Observation(models.Model):
 class Body(models.Model):
     """A large body for the listeners of a topic, or for one node (an RPC request or answer).
 
-    ``sql/50_large_bodies.sql`` creates the table: unlogged partitions, emptied in turn.
+    ``sql/50_large_bodies.sql`` creates the table with unlogged partitions, emptied in turn.
     """
 
     pk = models.CompositePrimaryKey("slot", "id")

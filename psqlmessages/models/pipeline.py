@@ -13,9 +13,9 @@ from psqlmessages.models.names import NameField, isolate
 class Traffic(models.Model):
     """Number, sizes and latencies of messages of one sender to one topic within a time window.
 
-    Windows begin at multiples of their length since 1970; ``published_at`` assigns a message to
-    one. Sizes are bytes of the stored payload. Latencies are milliseconds from publishing until the
-    pipeline has read the message. Jobs replace values and never add to them.
+    A window begins at a multiple of its length since 1970, and has the messages whose
+    ``published_at`` is in the window. Sizes are bytes of the stored payload. Latencies are
+    milliseconds from publishing until the pipeline has read the message. Jobs replace values.
     """
 
     class Window(models.IntegerChoices):

@@ -16,7 +16,7 @@ DEAD_LETTERS = "__deadletter__"
 
 
 class ExistingQueues(models.Manager["Queue"]):
-    """The queues, without removed ones. A removed queue exists again as soon as it has elements."""
+    """The queues without removed ones. A removed queue exists again while it has elements."""
 
     def get_queryset(self) -> models.QuerySet[Queue]:
         """Exclude removed queues without elements."""
@@ -27,7 +27,7 @@ class ExistingQueues(models.Manager["Queue"]):
 class Queue(models.Model):
     """A queue. SQL functions set the fields that are not editable.
 
-    ``channel``: waiting consumers listen to it, and pushes notify it until ``awaited_until``.
+    Consumers wait for notifications on ``channel``. Pushes send them until ``awaited_until``.
     """
 
     name = NameField()
@@ -98,8 +98,8 @@ class Element(models.Model):
     """An element. It is available from ``available_at``: its mature time, or the end of a lease.
 
     ``wait_began_at``: the server's time when ``available_at`` was last set; null means
-    ``pushed_at``. If the clock is set back, the remaining wait is computed from it.
-    ``delivered``: marks of copies that an exchange has pushed, if it must still push others.
+    ``pushed_at``. If the clock is set back, housekeeping computes the remaining wait from this
+    time. ``delivered``: marks of the copies that an exchange has pushed so far.
     """
 
     queue = models.ForeignKey(
@@ -123,8 +123,8 @@ class Element(models.Model):
             ),
         ]
         indexes: ClassVar = [
-            # Not the id itself: while a transaction is open, vacuum counts no rows, and PostgreSQL
-            # would read this whole index to find elements by id.
+            # Not the id itself. Vacuum counts no rows while a transaction is open, and PostgreSQL
+            # would then read this whole index to find elements by id.
             models.Index("queue", "available_at", F("id") + 0, name="element_by_availability"),
             models.Index(
                 fields=["queue", "available_at"],
@@ -138,7 +138,7 @@ class Element(models.Model):
 
 
 class ElementKey(models.Model):
-    """The key of a push, and its element: a second push with this key adds nothing."""
+    """The key of a push, and the pushed element. A second push with the key adds nothing."""
 
     queue = models.ForeignKey(
         Queue, models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
@@ -158,11 +158,11 @@ class ElementKey(models.Model):
 
 
 class QueueCount(models.Model):
-    """Counts of operations on a queue's elements. Sum the rows of a queue.
+    """Counts of operations on a queue's elements; the sum of a queue's rows is its count.
 
-    ``puts``: elements that were pushed or moved into the queue; ``gets``: taken without a lease;
-    ``removes``: deleted, drained or moved away. Each operation adds a row, and housekeeping
-    merges rows.
+    ``puts``: elements that were pushed or moved into the queue; ``gets``: elements that were taken
+    without a lease; ``removes``: elements that were deleted, drained or moved away.
+    Each operation adds a row, and housekeeping merges rows.
     """
 
     queue = models.ForeignKey(

@@ -12,7 +12,7 @@ from psqlmessages.models.names import NameField, RoleField, isolate
 
 
 class RuleManager(models.Manager["Auth"]):
-    """The rules, which `loaddata` finds by their natural key."""
+    """The rules. `loaddata` finds them by their natural key."""
 
     def get_by_natural_key(self, role: str, ident: str, type_: str, dest: str) -> "Auth":
         """Return the rule of a role, node and destination."""
@@ -20,9 +20,9 @@ class RuleManager(models.Manager["Auth"]):
 
 
 class Auth(models.Model):
-    """A rule. If several rules match, all their modes are allowed, and the longest timeout counts.
+    """A rule. If several rules match, all their modes are allowed, with the longest timeout.
 
-    Triggers apply a change to connected nodes in the same transaction. In psql, use the view
+    Triggers apply a change to connected nodes in its transaction. In psql, use the view
     ``messages.auth``.
     """
 
@@ -97,7 +97,7 @@ class Auth(models.Model):
         return f"{ident} ({self.role}): {self.mode} {self.type} {dest}"
 
     def natural_key(self) -> tuple[str, str, str, str]:
-        """Return what identifies the rule, for `dumpdata --natural-primary`."""
+        """Return the fields that identify the rule, for `dumpdata --natural-primary`."""
         return self.role, self.ident, self.type, self.dest
 
 
@@ -105,9 +105,9 @@ class Auth(models.Model):
 
 
 class WebIdentity(models.Model):
-    """Lets a user, or the members of a group, act as the nodes that an ident or pattern names.
+    """Lets a user, or the members of a group, act as the nodes that ``ident`` matches.
 
-    Rules give these nodes their permissions, as for all nodes.
+    The permissions of these nodes come from the rules.
     """
 
     user = models.ForeignKey(

@@ -13,10 +13,10 @@ from psqlmessages.models.names import NameField, isolate
 class Subscription(models.Model):
     """A node's position in the stream of a topic.
 
-    It expires ``timeout`` seconds after ``pinged_at``, when it was last read or kept alive.
-    ``topic`` is a name and no foreign key: the row of a topic may be removed while it has no
-    messages, and created again. ``is_alive`` is false after it was found expired. ``is_recovered``
-    is false after it has missed messages, until its node connects again.
+    A subscription expires ``timeout`` seconds after its last read or ping at ``pinged_at``.
+    ``topic`` is a name and no foreign key, because the row of a topic without messages may be
+    removed and created again. ``is_alive`` is false once the subscription was found expired.
+    ``is_recovered`` is false if it has missed messages, until its node connects again.
     """
 
     ident = NameField()
@@ -48,7 +48,7 @@ class Subscription(models.Model):
 
 
 class StreamMessage(models.Model):
-    """A message that is stored as long as a subscription or a retention needs it.
+    """A message that is stored while a subscription or the retention needs the message.
 
     ``sql/62_publish.sql`` creates the table. Its partitions are filled and truncated in turn;
     ``slot`` is the number of the partition.

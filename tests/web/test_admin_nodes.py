@@ -181,9 +181,9 @@ def test_subscriptions_are_listed_with_their_backlog_and_state(admin: Admin, rea
     reader.got("READER", "PRICES")
     assert "READER PRICES 0 " in admin.open(SUBSCRIPTIONS).text
     Subscription.objects.update(is_recovered=False)
-    assert "alive, after a gap" in admin.open(SUBSCRIPTIONS).text
+    assert "alive, has missed messages" in admin.open(SUBSCRIPTIONS).text
     Subscription.objects.update(timeout=1, pinged_at="2020-01-01T00:00:00Z")
-    assert "timed out" in admin.open(f"{SUBSCRIPTIONS}?state=over").text
+    assert "timed out" in admin.open(f"{SUBSCRIPTIONS}?state=timed_out").text
     assert "0 subscriptions" in admin.open(f"{SUBSCRIPTIONS}?state=alive").text
 
 
