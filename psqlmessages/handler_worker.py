@@ -295,6 +295,7 @@ class HandlerWorker:
         if message.error is not None:
             # The node could not fetch the body, and has logged that. A retry would not help.
             self._count("given_up")
+            self._answer_error(message, "the body could not be fetched")
             return
         handlers = self._registry.match(message, self._node.ident)
         if not handlers:

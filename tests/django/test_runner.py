@@ -223,11 +223,18 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
 
 
 def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegistry, shop: World):
+    shop.rules(f"{shop.owner.query('SELECT session_user')} OWNER Rpc worker W 60")
+    shop.owner.ok("init", "OWNER")
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
         assert (header["Err"], header["Body"]) == ("56", "worker has no RPC handler")
         assert runner.counters.unhandled == 1
+        shop.owner.execute("BEGIN")
+        shop.owner.ok("rpc", "worker", "ticket", "x" * 9000)
+        shop.owner.execute("DELETE FROM psqlmessages_body")
+        shop.owner.execute("COMMIT")
+        assert answer_to(shop.owner)["Body"] == "the body could not be fetched"
 
     @registry.on_rpc
     def handle(message: Message) -> object:
