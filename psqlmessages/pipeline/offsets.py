@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.database import NO_RETRY, Database
-from psqlmessages.pipeline.errors import MessagesGone, OtherCluster
+from psqlmessages.pipeline.errors import CheckpointRefused, MessagesGone
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Offset:
-    """Positions in topics: the id of the last message read from each."""
+    """Positions in topics (topic → id of the last message read), and the database's identity."""
 
     cluster: str
     positions: Mapping[str, int]
@@ -32,25 +32,25 @@ class Offset:
         return {"cluster": self.cluster, "positions": dict(sorted(self.positions.items()))}
 
 
-def check_cluster(expected: str, found: str) -> None:
-    """Raise OtherCluster if a checkpoint belongs to another database than this one."""
-    if expected != found:
-        raise OtherCluster(
-            f"the checkpoint belongs to the database {expected}, but this is {found}"
+def check_cluster(checkpoint_cluster: str, cluster: str) -> None:
+    """Raise CheckpointRefused if a checkpoint belongs to another database than this one."""
+    if checkpoint_cluster != cluster:
+        raise CheckpointRefused(
+            f"the checkpoint belongs to the database {checkpoint_cluster}, but this is {cluster}"
             " (cluster/database): its positions are invalid here. Connect to its database, or start"
             " with a new checkpoint"
         )
 
 
 def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> None:
-    """Raise OtherCluster if the last id of a topic is below the position that was read already.
+    """Raise CheckpointRefused if the last id of a topic is below the checkpoint's position.
 
-    Ids never decrease, so an earlier state of the database was restored.
+    Ids only grow, so the database must have been restored to an earlier state.
     """
     for topic in topics.values():
         last, position = max(topic.newest, topic.removed), offset.positions.get(topic.name, 0)
         if 0 < last < position:
-            raise OtherCluster(
+            raise CheckpointRefused(
                 f"topic {topic.name}: this query has read up to {position}, but the last message"
                 f" is {last}: the database was restored to an earlier state, and new messages"
                 " reuse ids that were read already. Start with a new checkpoint"
@@ -58,7 +58,7 @@ def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> 
 
 
 def topic_gone_error(topic: str, position: int) -> MessagesGone:
-    """Return the error for a topic that was removed while a batch was planned or read."""
+    """Return the error for a topic that was removed, or lost its rule, before it was read."""
     return MessagesGone(
         f"topic {topic} was removed, or no rule allows reading it: this query loses the messages"
         f" after {position}. Set failOnDataLoss=false to continue without them"
@@ -66,7 +66,7 @@ def topic_gone_error(topic: str, position: int) -> MessagesGone:
 
 
 def messages_gone_error(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
-    """Return the error for messages that were removed before they were read."""
+    """Return the error for messages after ``position`` that were removed before they were read."""
     return MessagesGone(
         f"topic {topic}: this query has read up to {position}, but messages up to {removed} were"
         f" removed: it loses at most {removed - position} messages. Set failOnDataLoss=false to"
@@ -80,9 +80,9 @@ _STREAM_HORIZONS: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::j
 
 @dataclass(frozen=True)
 class TopicWatermark:
-    """Ids of a topic: the last ``removed`` message (0: none), and the ``newest`` visible one.
+    """Ids of a topic: the last ``removed`` message (0: none), and the ``newest`` visible message.
 
-    All transactions that published messages up to ``watermark`` have ended.
+    If there is none, ``newest`` is ``removed``. All transactions up to ``watermark`` have ended.
     """
 
     name: str
@@ -115,9 +115,9 @@ def read_watermarks(
     after: Mapping[str, int] | None = None,
     max_rows: int | None = None,
 ) -> Watermarks:
-    """Query up to which id each topic can be read.
+    """Query up to which id each topic can be read; ``topics`` are names and patterns.
 
-    ``max_rows`` limits the messages after the positions ``after``, in all topics together.
+    ``max_rows`` limits the messages between ``after`` and the watermarks, in all topics together.
     """
     positions = None if after is None else json.dumps(dict(after))
     arguments = (client, list(topics), positions, max_rows)
@@ -125,7 +125,7 @@ def read_watermarks(
 
 
 def watermarks_sql(client: str, topics: Sequence[str]) -> str:
-    """Return the query of the watermarks as SQL without parameters; it returns text."""
+    """Return the query of the watermarks as SQL without parameters; the SQL returns JSON text."""
     names = ", ".join(literals.text(name) for name in topics)
     return f"SELECT messages.stream_horizons({literals.text(client)}, ARRAY[{names}]::text[])::text"
 
@@ -150,10 +150,10 @@ class Lag:
         self._database = Database({}, NO_RETRY)
 
     def __call__(self) -> float | None:
-        """Return the age in seconds of the oldest unread message; 0.0 if all are read.
+        """Return the age in seconds of the oldest unread message; 0.0 if there is none.
 
-        Returns None until the query has finished a batch: its position is unknown. Raises
-        ServerUnreachable, or MessagesError if a permission is missing.
+        Returns None until the query has finished a batch: before that, its position is unknown.
+        Raises MessagesError, for instance ServerUnreachable.
         """
         progress = self._query.lastProgress
         offset: Any = progress.sources[0].endOffset if progress is not None else None

@@ -15,13 +15,13 @@ _DRIVER_PREFIX = "driver-"
 
 
 class FolderUnsafe(OSError):
-    """Other users can write to a folder, so its contents cannot be trusted."""
+    """A path is a link or no folder, or another user owns it or can write to it."""
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder if missing; raise FolderUnsafe if other users can change it.
+    """Create a folder if missing; raise FolderUnsafe unless only this user can write to it.
 
-    Refuses links too: their owner could change the target.
+    Also raises FolderUnsafe for a link, because the owner of a link can change its target.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
@@ -34,32 +34,32 @@ def private_folder(folder: Path) -> Path:
 
 def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
     """Write a file atomically: readers get either the old or the new text."""
-    descriptor, new = tempfile.mkstemp(dir=path.parent)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
-    Path(new).chmod(mode)
-    Path(new).replace(path)
+    Path(draft).chmod(mode)
+    Path(draft).replace(path)
 
 
 def user_folder() -> Path:
     """Return this user's own folder in the directory for temporary files."""
-    # Keep it short: a Unix socket in a driver's folder must stay under 104 bytes.
+    # Keep the path short: paths of Unix sockets in a driver's folder must be under 104 bytes.
     return private_folder(Path(tempfile.gettempdir()) / f"psqlmessages-{os.getuid()}")
 
 
 @cache
 def driver_folder() -> Path:
-    """Return this process's folder for Spark's files, and delete those of dead processes.
+    """Return this process's folder for Spark's files, and delete the folders of dead processes.
 
-    A process holds the lock of its folder until it dies, even if it is killed.
+    Each process locks its folder. When the process ends or is killed, the kernel unlocks it.
     """
     parent = user_folder()
     lock = _acquire_lock(parent / _LOCK_FILE)
     try:
-        for other in parent.glob(f"{_DRIVER_PREFIX}*"):
-            if _is_unlocked(other):
+        for existing in parent.glob(f"{_DRIVER_PREFIX}*"):
+            if _is_unlocked(existing):
                 # A Java process that is exiting may delete files at the same time.
-                shutil.rmtree(other, ignore_errors=True)
+                shutil.rmtree(existing, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=_DRIVER_PREFIX, dir=parent))
         _acquire_lock(folder / _LOCK_FILE)
     finally:

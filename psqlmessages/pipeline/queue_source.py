@@ -2,7 +2,7 @@
 
 A stream reserves elements, reads them, and commits them when Spark has processed their batch. An
 offset stores the leases of its batch, so a batch that is repeated after a crash has the same
-elements. Only elements whose lease has expired are missing, and come in a later batch.
+elements, except those whose lease has expired: they are available again.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class QueueBatchReader(DataSourceReader):
 
 # Encoding of leases as text in an offset. Pure functions.
 
-_LEASES_PER_CALL: Final = 4096
-# The id and the secret of a lease.
+_LEASES_PER_CALL: Final = 4096  # The limit of the SQL functions.
+# The id of the element, and the secret of its lease.
 _LEASE_FORMAT: Final = struct.Struct(">q16s")
 
 
 def pack_leases(leases: Iterable[str]) -> str:
-    """Encode leases as 32 characters each; an unencoded lease has about 50."""
+    """Encode leases ("id.uuid", about 50 characters) as 32 characters each."""
     parts = (lease.partition(".") for lease in leases)
     binary_leases = (_LEASE_FORMAT.pack(int(id_), UUID(secret).bytes) for id_, _, secret in parts)
     return base64.b64encode(b"".join(binary_leases)).decode()
@@ -89,8 +89,8 @@ _COMMIT: Final = "SELECT messages.commit(%s, VARIADIC %s::text[])"
 class QueueLeases:
     """The driver side of a queue stream: reserves elements, renews their leases, commits them.
 
-    If the connection breaks during `reserve`, the new leases are unknown: their elements become
-    available again when the leases expire.
+    If the connection breaks during `reserve`, the new leases may be lost. The elements are then
+    available again when these leases expire.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -108,7 +108,7 @@ class QueueLeases:
         return int(answer["Available"])
 
     def reserve(self, max_count: int) -> list[str]:
-        """Reserve elements, oldest first; return their leases."""
+        """Reserve up to ``max_count`` elements, oldest first; return their leases."""
         options = self._options
         leases: list[str] = []
         while len(leases) < max_count:
@@ -121,13 +121,13 @@ class QueueLeases:
         return leases
 
     def start_renewing(self, leases: Sequence[str]) -> None:
-        """Renew these leases from now on instead of the previous ones."""
+        """Renew these leases from now on, and stop renewing earlier ones."""
         with self._lock:
             self._leases = leases
         self._keep_alive.start()
 
     def commit(self, batch: int, leases: Sequence[str]) -> None:
-        """Commit the elements of a batch, unless that was done before."""
+        """Commit the elements of a batch, unless this instance has committed it before."""
         with self._lock:
             if batch <= self._committed_batch:
                 return
@@ -137,7 +137,7 @@ class QueueLeases:
                 answer = self._database.call(_COMMIT, (self._options.client, list(part)))
                 lost += answer["Done"].count(False)
             self._committed_batch, self._leases = batch, ()
-        # After a restart, the first batch may have been committed by the previous run.
+        # Before a restart, the previous run may have committed the first batch.
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
@@ -158,7 +158,7 @@ class QueueLeases:
                 )
 
 
-# The limit of a batch if Spark sets none.
+# Maximum number of elements of a batch if Spark sets none.
 _MAX_ELEMENTS: Final = 1_000_000
 
 # Columns that need SQL other than their name.
@@ -184,7 +184,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Limit the query to the elements that are available now."""
+        """Limit the query to as many elements as are available now."""
         self._remaining = self._leases.available()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802

@@ -30,23 +30,23 @@ def exclude_modules_from_gc() -> None:
     Spark collects garbage after each task. Nearly all objects belong to modules, and scanning them
     took 40 ms of CPU time in each worker, while the next stage was running.
     """
-    # Not in Spark's process that forks the workers: it has no task.
+    # Spark's process that forks the workers has no task: exclude nothing there.
     if TaskContext.get() is not None:
         gc.collect()
         gc.freeze()
 
 
-# Larger batches are slower: batches of 16 MB by a tenth.
+# Size of the driver's batches. Larger ones are slower: 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
-# Rows are returned in parts of this size. A read without `is_repeatable` is repeated after a broken
-# connection only if it has not returned its first part.
+# Rows are buffered, and returned when the buffer exceeds this size. While no row has been returned,
+# every read can be repeated after a lost connection, also without `is_repeatable`.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 _STATEMENT_OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
 
-# Arguments: the JSON result, and whether an earlier attempt has returned rows.
+# Arguments: the JSON result, and whether an earlier attempt of the read has returned rows.
 OnResult = Callable[[Mapping[str, Any], bool], None]
 
 # Shared by all tasks of a worker, which Spark reuses.
@@ -55,17 +55,17 @@ _connections: Final = ArrowConnections()
 
 @dataclass(frozen=True)
 class ReadStatement:
-    """A query, and the columns that it omits because they have the same value in all rows.
+    """A query. ``constants`` are columns that the query omits, each with its value in all rows.
 
-    ``sql`` selects the columns of the reader's schema first, and other columns last.
-    ``on_batch`` is called with each batch before the cast. If ``are_rows_returned`` is false, only
-    ``on_batch`` gets the rows.
+    ``sql`` selects the other columns of the reader's schema first, and columns that are not in the
+    schema last. ``on_batch`` gets each batch before the cast. If ``is_internal``, the reader does
+    not return the rows.
     """
 
     sql: str
     constants: Mapping[str, str | None] = field(default_factory=dict)
     on_batch: Callable[[pa.RecordBatch], None] | None = None
-    are_rows_returned: bool = True
+    is_internal: bool = False
 
 
 def read_batches(
@@ -73,19 +73,19 @@ def read_batches(
     statements: Iterable[ReadStatement],
     schema: StructType,
     *,
-    after: tuple[str, OnResult] | None = None,
+    final_query: tuple[str, OnResult] | None = None,
     is_repeatable: bool = False,
     row_count: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """Run statements on an executor, and cast each batch of rows to the schema.
+    """Run statements on an executor; yield their rows in batches, cast to the schema.
 
-    Takes the next statement from the iterator when the previous one has been read. ``after`` is a
-    statement that runs at the end and returns JSON as text, and the function that gets the result.
-    Retries if the database is down: Spark's driver reached it when it planned the read.
+    Takes each statement from the iterator after reading the rows of the previous one. Runs
+    ``final_query`` last: its SQL returns JSON as text, and its function gets the parsed JSON.
 
-    If the connection breaks, begins again with the first statement and skips the rows already
-    returned. This needs ``is_repeatable``: each attempt returns the same rows in the same order.
-    Otherwise raises ReadBroken. ``row_count`` is the number of rows, if known.
+    If the connection is lost or cannot be opened, retries with the first statement, and skips the
+    rows already returned. Raises ServerUnreachable after OUTAGE_TIMEOUT. If rows were returned,
+    raises ReadBroken unless ``is_repeatable`` (a retry returns the same rows in the same order),
+    and if the retry returns fewer rows than before, or than ``row_count`` (0: unknown).
     """
     exclude_modules_from_gc()
     retry = OutageRetry()
@@ -98,7 +98,7 @@ def read_batches(
         to_skip = returned
         try:
             for received in _read_once(
-                dsn_options, statements, arrow_schema, after, is_resumed=is_resumed
+                dsn_options, statements, arrow_schema, final_query, is_resumed=is_resumed
             ):
                 skipped = min(to_skip, received.num_rows)
                 to_skip -= skipped
@@ -132,7 +132,7 @@ def _read_once(
     dsn_options: Mapping[str, str],
     statements: Iterable[ReadStatement],
     schema: pa.Schema,
-    after: tuple[str, OnResult] | None,
+    final_query: tuple[str, OnResult] | None,
     *,
     is_resumed: bool,
 ) -> Iterator[pa.RecordBatch]:
@@ -146,20 +146,20 @@ def _read_once(
                 for batch in cursor.fetch_record_batch():
                     if statement.on_batch is not None:
                         statement.on_batch(batch)
-                    if statement.are_rows_returned:
+                    if not statement.is_internal:
                         yield cast_batch(batch, schema, statement.constants)
-            if after is not None:
-                sql, on_result = after
+            if final_query is not None:
+                sql, on_result = final_query
                 cursor.execute(sql)
                 (answer,) = cursor.fetchone()
                 on_result(calls.raise_for_error(json.loads(answer)), is_resumed)
     except DriverError as error:
         raise _connections.drop_and_translate(address, error) from None
     except OSError as error:
-        # Within a result, pyarrow raises OSError for any driver error, with the text only.
-        raise _connections.drop_and_translate_read(address, error) from None
+        # While rows are fetched, pyarrow raises OSError for any driver error, with the text only.
+        raise _connections.probe_and_drop(address, error) from None
     except BaseException:
-        # Also GeneratorExit, if Spark stops reading early: the COPY is unfinished.
+        # GeneratorExit too: if Spark stops reading early, the connection's COPY is unfinished.
         _connections.drop(address)
         raise
 

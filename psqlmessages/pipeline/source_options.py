@@ -25,10 +25,10 @@ _MAX_NUMBER = 2**31 - 1
 class SourceOptions:
     """The validated options of a read. Exactly one of ``topics`` and ``queue`` is set.
 
-    ``client`` is the node that reads. ``starting`` is "earliest", "latest", the first id to read,
-    or a time. After a stream has been stopped for ``timeout`` seconds, a topic's unread messages
-    may be removed, and a queue's leases expire. ``dsn_options`` are those of
-    :func:`psqlmessages.pipeline.database.dsn`.
+    ``topics`` are names and patterns. ``client`` is the node that reads. ``starting`` is
+    "earliest", "latest", the first id to read, or a time. After a stream has been stopped for
+    ``timeout`` seconds, a topic's unread messages may be removed, and a queue's leases expire.
+    ``dsn_options`` are those of :func:`psqlmessages.pipeline.database.dsn`.
     """
 
     topics: tuple[str, ...]
@@ -56,8 +56,8 @@ class SourceOptions:
             queue=queue,
             client=lowered.get("client") or "pipeline",
             starting=_parse_start(lowered.get("startingoffsets", EARLIEST)),
-            # Few of a queue, since an offset lists all leases of its batch, and Spark keeps 100
-            # offsets in memory.
+            # Fewer elements than messages: an offset lists all leases of its batch, and Spark
+            # keeps 100 offsets in memory.
             max_rows=_parse_count(lowered, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss", "true"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
@@ -83,7 +83,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def topic_or_queue(lowered: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return the options topic and queue, of which one is None."""
+    """Return the options topic and queue, of which one is None; raises OptionRefused."""
     topic, queue = lowered.get("topic"), lowered.get("queue")
     if bool(topic) == bool(queue):
         raise OptionRefused("set either the option topic or the option queue")

@@ -28,12 +28,12 @@ _SPARK_HOME: Final = "SPARK_HOME"
 
 @contextmanager
 def use_compiled_modules(folder: Path) -> Iterator[None]:
-    """Set a SPARK_HOME in the block, so that workers of a Spark started in it use compiled modules.
+    """Set a SPARK_HOME in the block: workers of a session started there use compiled modules.
 
-    By default, workers use Spark's archive of source files, and each compiles them at its start:
-    this takes 1.4 s of 2 s. This SPARK_HOME has no archive, so workers import pyspark from
-    site-packages, where Python stores compiled modules. Does nothing if SPARK_HOME is set, or if
-    workers find pyspark only in the archive.
+    By default, workers use Spark's archive of source files, and each worker compiles the files at
+    its start: this takes 1.4 s of 2 s. This SPARK_HOME has no archive, so workers import pyspark
+    from site-packages, where Python stores compiled modules. Does nothing if SPARK_HOME is set, or
+    if workers find pyspark only in the archive.
     """
     package = _find_package()
     if _SPARK_HOME in os.environ or package is None:
@@ -41,7 +41,7 @@ def use_compiled_modules(folder: Path) -> Iterator[None]:
         return
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    # Link everything but the folder with the archive.
+    # Link everything but the folder "python", which has the archive.
     for entry in package.iterdir():
         link = home / entry.name
         if entry.name != "python" and not link.is_symlink():
@@ -64,16 +64,16 @@ def _find_package() -> Path | None:
 
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-# The length of a socket name of Python workers, and the limit of a socket path on all platforms.
+# The sockets of Spark's Python workers have such names.
 SOCKET_NAME_LENGTH: Final = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
-SOCKET_PATH_LIMIT: Final = 103
+SOCKET_PATH_LIMIT: Final = 103  # The lowest limit of all platforms.
 
 DEFAULT_SETTINGS: Final[dict[str, Any]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": True,
-    # If it is true and pandas is not installed, Spark logs a warning.
+    # If true, Spark logs a warning if pandas is not installed.
     "spark.sql.execution.pythonUDF.arrow.enabled": False,
-    # If it is false, Spark rejects a reader that accepts filters.
+    # If false, Spark rejects readers that accept filters.
     "spark.sql.python.filterPushdown.enabled": True,
     # Workers cache their connections to PostgreSQL.
     "spark.python.worker.reuse": True,
@@ -91,13 +91,13 @@ DEFAULT_SETTINGS: Final[dict[str, Any]] = {
 def session(
     name: str = "psqlmessages", master: str | None = None, **configuration: Any
 ) -> SparkSession:
-    """Return the Spark session of this process; the first call creates it for the pipeline.
+    """Return the Spark session of this process; create it if there is none.
 
-    ``master`` defaults to the one of ``spark-submit``, or else to ``local[*]``. ``configuration``
-    has settings of Spark: ``session(**{"spark.driver.memory": "4g"})``. Do not put secrets in it:
+    ``master`` is by default that of ``spark-submit``, or else ``local[*]``. ``configuration`` has
+    settings of Spark: ``session(**{"spark.driver.memory": "4g"})``. Do not put secrets in it:
     everyone who can list the processes of this machine sees them. SQL settings also apply to an
     existing session. A local session listens on 127.0.0.1 only, and has no web UI unless
-    ``spark.ui.enabled`` is set. Raises JavaMissing, or ExtraMissing if pyspark is not installed.
+    ``spark.ui.enabled`` is set. Raises JavaMissing; the import raises ExtraMissing without pyspark.
     """
     builder = SparkSession.builder
     if SparkContext._active_spark_context is not None:
@@ -147,7 +147,7 @@ def stop() -> None:
 
 @contextmanager
 def temporary_settings(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
-    """Set SQL settings in the block; a query that starts in it uses them until it ends."""
+    """Set SQL settings in the block; a query that starts in the block uses them until it ends."""
     previous = {key: spark.conf.get(key, None) for key in configuration}
     for key, value in configuration.items():
         spark.conf.set(key, value)
@@ -167,7 +167,7 @@ def _is_submitted() -> bool:
 
 
 def _make_settings(master: str | None) -> dict[str, Any]:
-    """Return the settings of a new session; set environment variables for its processes."""
+    """Return the settings of a new session; set the environment variables that Spark reads."""
     if _is_submitted():
         # Connect to Java first: otherwise SparkConf() has no settings of spark-submit.
         SparkContext._ensure_initialized()

@@ -26,24 +26,24 @@ from psqlmessages.pipeline.database import (
     OutageRetry,
     add_defaults,
     dsn,
-    record_reached,
+    record_reached_address,
 )
 from psqlmessages.pipeline.reader import exclude_modules_from_gc
 
-# A task copies this much in one transaction, and buffers it so that it can repeat the copy.
+# A task copies about this size in one transaction. It buffers these rows to repeat a failed copy.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
-# Safe to share: Spark's workers run one task at a time. Spark reuses them for later tasks.
+# Shared by the tasks of a worker: Spark runs one task at a time in it, and reuses it for more.
 _connections: Final = ArrowConnections()
 
 
 def stage(
     options: Mapping[str, str], batches: Iterator[pa.RecordBatch]
 ) -> tuple[tuple[str, ...], int]:
-    """Copy batches into messages.staged; return their staging ids, and the number of bodies.
+    """Copy batches into messages.staged; return the staging ids, and the number of bodies.
 
-    Retries if the database is down. After another error, deletes the staged rows and raises the
-    error of reading the batches, or MessagesError with PostgreSQL's message.
+    Retries if the database is down. If ``batches`` raises an error, or the copy raises
+    MessagesError, deletes the staged rows, if possible now.
     """
     exclude_modules_from_gc()
     task = _StagingTask(add_defaults(dsn(options)), batches)
@@ -80,8 +80,8 @@ def _delete_staged(address: str, staging_ids: Sequence[str]) -> None:
 class _StagingTask:
     """Stages the rows of a task, with a new staging id for each transaction.
 
-    ``staging_ids`` are those of committed transactions, in order. For ``uncertain_ids``, the
-    connection broke during the transaction, which may have been committed or not.
+    ``staging_ids`` are the ids of committed transactions, in order. ``uncertain_ids`` are the ids
+    of transactions during which the connection was lost: they may be committed.
     """
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
@@ -94,7 +94,7 @@ class _StagingTask:
         self.rows = 0
 
     def stage_from(self, batch: pa.RecordBatch) -> None:
-        """Copy a batch and the batches after it, up to _BUFFER_BYTES, in one transaction."""
+        """Copy a batch and the next ones, until they exceed _BUFFER_BYTES, in one transaction."""
         self._buffer = [batch]
         staging_id = OutageRetry().call(self._attempt)
         if self._read_error is not None:
@@ -114,7 +114,7 @@ class _StagingTask:
                 cursor.adbc_ingest("staged", rows, mode="append", db_schema_name="messages")
         except BaseException as error:
             if self._read_error is not None:
-                # The batches could not be read. An exception might cause a retry, so return:
+                # Reading `_batches` failed. An exception might cause a retry, so return:
                 # `stage_from` raises the error.
                 _connections.drop(self._address)
                 return ""
@@ -130,7 +130,7 @@ class _StagingTask:
         return str(staging_id)
 
     def _batches_to_copy(self, staging_id: UUID) -> Iterator[pa.RecordBatch]:
-        """Yield the buffered batches, then more, up to the limit of the buffer."""
+        """Yield the buffered batches, then buffer and yield more, until the buffer is full."""
         size = 0
         for batch in self._buffer:
             size += batch.nbytes
@@ -153,7 +153,7 @@ def _add_staging_id(batch: pa.RecordBatch, staging_id: UUID) -> pa.RecordBatch:
     return batch.append_column("staging", column)
 
 
-# How long a permission check is cached. The commit itself checks again.
+# How long a successful permission check is cached. The commit itself checks again.
 _CHECK_SECONDS: Final = 60.0
 
 _PUBLISH: Final = "SELECT messages.publish_staged(%s, %s, %s, %s, %s::uuid[], %s)"
@@ -169,13 +169,13 @@ class SinkDestination:
     client: str
 
 
-# Cached like _connections: Spark also reuses the processes that commit.
+# Databases by address. Cached like _connections: Spark also reuses the processes that commit.
 _databases: dict[str, Database] = {}
 _checked_at: dict[tuple[str, SinkDestination], float] = {}
 
 
 class StagingClient:
-    """Checks and commits staged rows on a cached connection; retries if the database is down."""
+    """Checks permissions and commits staged rows, on a cached connection; retries in an outage."""
 
     def __init__(self, options: Mapping[str, str], destination: SinkDestination) -> None:
         self._destination = destination
@@ -187,19 +187,19 @@ class StagingClient:
         self._database = _databases[self._address]
 
     def check(self) -> None:
-        """Raise MessagesError if the rules do not allow the write."""
+        """Raise MessagesError unless the rules allow the write, or did less than a minute ago."""
         key = (self._address, self._destination)
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
         self.commit(None, 0, (), 0)
-        # A new connection has created this file already, but it may have been deleted since.
-        record_reached(self._address)
+        # A new connection records the address too, but its file may have been deleted since.
+        record_reached_address(self._address)
         _checked_at[key] = monotonic()
 
     def commit(self, query: str | None, batch: int, staging_ids: Sequence[str], rows: int) -> None:
-        """Commit the staged rows of a batch; if the batch was committed before, only delete them.
+        """Commit the staged rows of a batch; if the batch is committed already, only delete them.
 
-        Without ``query``, only checks the permission. Raises MessagesError.
+        ``rows`` counts bodies. Without ``query``, only checks the permission. Raises MessagesError.
         """
         destination = self._destination
         arguments = (destination.client, destination.name, query, batch, list(staging_ids), rows)

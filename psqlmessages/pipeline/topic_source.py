@@ -24,9 +24,9 @@ from psqlmessages.pipeline.topic_ranges import IdRange, StreamStatements, Weight
 
 
 class TopicBatchReader(DataSourceReader):
-    """Reads the messages of topics that are stored when the read is planned.
+    """Reads the messages that topics store when the read is planned.
 
-    Each partition is read in its own transaction. Messages committed meanwhile may be missing.
+    Partitions are read later: messages that are committed or removed until then may be missing.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -56,21 +56,22 @@ class TopicBatchReader(DataSourceReader):
         if not partition.value:
             return iter(())
         conditions = [c.sql for c in self._conditions if not c.is_exact]
-        reads = StreamStatements(self._options.client, partition.value, self._columns, conditions)
-        return reader.read_batches(self._options.dsn_options, reads, self._schema)
+        options, ranges = self._options, partition.value
+        statements = StreamStatements(options.client, ranges, self._columns, conditions)
+        return reader.read_batches(options.dsn_options, statements, self._schema)
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
     """A TopicBatchReader that accepts filters; Spark rejects it if filter pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take the filters that PostgreSQL evaluates like Spark; return the others."""
+        """Take the filters that PostgreSQL evaluates like Spark; yield the other filters."""
         for filter_ in filters:
-            pushed = to_condition(filter_, self._schema)
-            if pushed is None:
+            condition = to_condition(filter_, self._schema)
+            if condition is None:
                 yield filter_
             else:
-                self._conditions.append(pushed)
+                self._conditions.append(condition)
 
 
 _SUBSCRIBE: Final = "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s::int)"
@@ -81,11 +82,10 @@ _FIRST_SINCE: Final = """
 _ROWS_PER_SEARCH: Final = 100_000
 
 
-class TopicSubscription:
-    """The driver side of a topic stream: subscriptions that retain its unread messages.
+class TopicSubscriptions:
+    """The driver side of a topic stream: a subscription per topic retains the unread messages.
 
-    Each subscription is at the last committed position. A thread renews all of them three times
-    within the timeout.
+    Each subscription is at the last committed position. A thread renews all subscriptions.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -97,7 +97,7 @@ class TopicSubscription:
         self._keep_alive = KeepAliveThread(self._renew, options.timeout)
 
     def start(self) -> Offset:
-        """Subscribe from the start of a new query, and return that offset."""
+        """Subscribe to all topics at the option startingOffsets; return the offset."""
         watermarks = self.read_watermarks()
         positions = {
             topic.name: self._start_position(topic) for topic in watermarks.topics.values()
@@ -107,7 +107,7 @@ class TopicSubscription:
         return offset
 
     def resume(self, start: Offset, max_rows: int | None = None) -> Watermarks:
-        """Subscribe from a committed offset; return up to which id topics can be read after it."""
+        """Subscribe from a committed offset; return up to which ids topics can be read."""
         watermarks = self.read_watermarks(start.positions, max_rows)
         offsets.check_cluster(start.cluster, watermarks.cluster)
         if not isinstance(self._options.starting, int):
@@ -116,7 +116,7 @@ class TopicSubscription:
         return watermarks
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
-        """Return the position in a topic; the offset has none if the topic was created later."""
+        """Return the position in a topic; a topic newer than the offset begins at its start."""
         return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
     def move_to(self, offset: Offset) -> None:
@@ -133,7 +133,7 @@ class TopicSubscription:
     def read_watermarks(
         self, after: Mapping[str, int] | None = None, max_rows: int | None = None
     ) -> Watermarks:
-        """Return up to which id topics can be read now."""
+        """Return up to which ids topics can be read now."""
         options = self._options
         return offsets.read_watermarks(
             self._database, options.client, options.topics, after, max_rows
@@ -141,39 +141,39 @@ class TopicSubscription:
 
     def _start_position(self, topic: TopicWatermark) -> int:
         starting = self._options.starting
-        newest = max(topic.watermark, topic.removed)
+        end = max(topic.watermark, topic.removed)
         if isinstance(starting, datetime):
-            return self._find_position_before(starting, topic, newest)
+            return self._find_position_before(starting, topic, end)
         if isinstance(starting, int):
             return max(starting - 1, 0)
-        return newest if starting == LATEST else topic.removed
+        return end if starting == LATEST else topic.removed
 
-    def _find_position_before(self, time: datetime, topic: TopicWatermark, newest: int) -> int:
-        """Find the position before the first message published at ``time`` or later."""
+    def _find_position_before(self, time: datetime, topic: TopicWatermark, end: int) -> int:
+        """Find the position before the first message since ``time``; ``end`` if there is none."""
         position, client = topic.removed, self._options.client
         while True:
             ((first, last, count),) = self._database.fetch_rows(
-                _FIRST_SINCE, (time, client, topic.name, position, newest, _ROWS_PER_SEARCH)
+                _FIRST_SINCE, (time, client, topic.name, position, end, _ROWS_PER_SEARCH)
             )
             if first is not None:
                 return int(first) - 1
             if count < _ROWS_PER_SEARCH:
-                return newest
+                return end
             position = int(last)
 
     def _subscribe_all(self, offset: Offset, watermarks: Watermarks) -> None:
-        """Subscribe to all topics that are not subscribed at their position yet."""
+        """Subscribe to all topics that have no subscription at their position yet."""
         positions = {t.name: self.position(offset, t) for t in watermarks.topics.values()}
-        self._check(positions, ((t.name, t.removed) for t in watermarks.topics.values()))
+        self._check_gaps(positions, ((t.name, t.removed) for t in watermarks.topics.values()))
         with self._lock:
-            # A removed topic has no subscription.
+            # Forget removed topics: they have no subscription any longer.
             self._positions = {t: p for t, p in self._positions.items() if t in positions}
             self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
         self._keep_alive.start()
 
     def _renew(self) -> None:
         with self._lock:
-            # A topic that a pattern matched may have been removed: renew the others.
+            # A topic that a pattern matched may have been removed: skip it.
             topics = self.read_watermarks().topics
             self._subscribe({t: p for t, p in self._positions.items() if t in topics})
 
@@ -184,15 +184,14 @@ class TopicSubscription:
         names, ids = list(positions), list(positions.values())
         answer = self._database.call(_SUBSCRIBE, (options.client, names, ids, options.timeout))
         self._positions.update(positions)
-        self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
+        self._check_gaps(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
 
-    def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
+    def _check_gaps(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
         """Raise or log MessagesGone if messages after a position were removed."""
         for topic, last in removed:
-            if last > max(positions[topic], self._reported_gaps.get(topic, 0)):
-                error = offsets.messages_gone_error(
-                    topic, positions[topic], last, self._options.timeout
-                )
+            position, timeout = positions[topic], self._options.timeout
+            if last > max(position, self._reported_gaps.get(topic, 0)):
+                error = offsets.messages_gone_error(topic, position, last, timeout)
                 _raise_or_log(error, self._options)
                 self._reported_gaps[topic] = last
 
@@ -221,10 +220,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final_positions: Mapping[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the start of a query without a checkpoint."""
+        """Return the offset at which a query without a checkpoint starts."""
         # Spark calls this several times and expects the same result.
         if self._initial is None:
-            self._initial = self._subscription.start()
+            self._initial = self._subscriptions.start()
         return self._initial.as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -233,23 +232,23 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Ignore messages that are published from now on."""
-        watermarks = self._subscription.read_watermarks()
+        watermarks = self._subscriptions.read_watermarks()
         self._final_positions = {name: topic.watermark for name, topic in watermarks.topics.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch, or ``start`` itself if there are no messages."""
+        """Return the end of the next batch, or ``start`` if the next batch is empty."""
         begin = Offset.of(start)
         if not self._is_start_stored and begin == self._initial:
-            # Spark stores the start of a query only with its first batch. If that batch were
-            # interrupted, Spark would begin at a later start and skip messages: make it empty.
+            # Spark stores only the ends of batches. Make the first one empty: if it had messages
+            # and were interrupted, Spark would restart at a later start, and skip them.
             self._is_start_stored = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        watermarks = self._subscription.resume(begin, max_rows)
+        watermarks = self._subscriptions.resume(begin, max_rows)
         ends = dict(begin.positions)
         newest = dict(begin.positions)
         for topic in watermarks.topics.values():
-            position = self._subscription.position(begin, topic)
+            position = self._subscriptions.position(begin, topic)
             end = topic.watermark
             if self._final_positions is not None:
                 end = min(end, self._final_positions.get(topic.name, position))
@@ -260,24 +259,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if ends == begin.positions else Offset(watermarks.cluster, ends).as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest visible messages, for the progress of the query."""
+        """Return the ids of the newest visible messages, for the progress of the query."""
         return self._newest.as_json() if self._newest is not None else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split the messages between two offsets into about equal parts."""
         begin, until = Offset.of(start), Offset.of(end)
-        if "_subscription" not in self.__dict__:
-            # Spark repeats a batch that was running when the query stopped.
-            self._subscription.resume(begin)
+        if "_subscriptions" not in self.__dict__:
+            # Spark repeats a batch that was running when the query stopped, without latestOffset().
+            self._subscriptions.resume(begin)
+        lows = begin.positions
         ranges = [
-            IdRange(
-                topic,
-                begin.positions.get(topic, 0),
-                high,
-                must_be_complete=topic in begin.positions,
-            )
+            IdRange(topic, lows.get(topic, 0), high, must_be_complete=topic in lows)
             for topic, high in until.positions.items()
-            if high > begin.positions.get(topic, 0)
+            if high > lows.get(topic, 0)
         ]
         width = sum(r.width for r in ranges)
         part_count = 1 if width <= _MAX_UNSPLIT_IDS else self._options.partitions
@@ -289,41 +284,41 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read a partition, and check afterwards that none of its messages were removed."""
         ranges: Sequence[IdRange]
         ranges, cluster = partition.value
-        # If a pattern matched a topic, check it by a pattern too: no SQL error if it was removed.
-        # The prefix is cut because a pattern has the same maximum length as a name.
+        # A removed topic is an SQL error if it is named, but not if a pattern includes it. So name
+        # only topics that the option names. Cut names: a pattern has at most 100 characters.
         topics = self._options.topics
         names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
-        after = offsets.watermarks_sql(self._options.client, sorted(names))
-        reads = StreamStatements(self._options.client, ranges, self._columns)
+        watermarks_sql = offsets.watermarks_sql(self._options.client, sorted(names))
+        statements = StreamStatements(self._options.client, ranges, self._columns)
         # Transactions before the watermark have ended: only a removal can change the result.
         return reader.read_batches(
             self._options.dsn_options,
-            reads,
+            statements,
             self._schema,
-            after=(after, partial(self._check, ranges, cluster)),
+            final_query=(watermarks_sql, partial(self._check_complete, ranges, cluster)),
             is_repeatable=True,
         )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Move the subscriptions to an offset that Spark has committed."""
-        self._subscription.move_to(Offset.of(end))
+        self._subscriptions.move_to(Offset.of(end))
 
     def stop(self) -> None:
         """Close the connection."""
-        if "_subscription" in self.__dict__:
-            self._subscription.close()
+        if "_subscriptions" in self.__dict__:
+            self._subscriptions.close()
 
     @cached_property
-    def _subscription(self) -> TopicSubscription:
+    def _subscriptions(self) -> TopicSubscriptions:
         # Created on first use: executors have a copy of this reader but no subscription.
-        return TopicSubscription(self._options)
+        return TopicSubscriptions(self._options)
 
-    def _check(
+    def _check_complete(
         self, ranges: Sequence[IdRange], cluster: str, answer: Mapping[str, Any], is_resumed: bool
     ) -> None:
         """Raise or log an error if messages of the ranges were removed before they were read.
 
-        ``is_resumed``: the read was repeated after it had returned rows, so these may have a gap.
+        If ``is_resumed``, always raise: the repeated read may have skipped the wrong rows.
         """
         watermarks = Watermarks.of(answer)
         offsets.check_cluster(cluster, watermarks.cluster)

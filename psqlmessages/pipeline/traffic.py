@@ -31,7 +31,7 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Statistics of the messages read so far, of one sender to one topic in one window.
+    """Statistics of the messages from one sender to one topic in one window, as read so far.
 
     ``size_…`` are in bytes; ``latency_…`` are milliseconds from publishing to the start of the
     batch that reads the message.
@@ -61,9 +61,9 @@ def start(
     lateness: timedelta = LATENESS,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start the query; ``write`` gets the windows that a batch changed, with their new totals.
+    """Start the query; ``write`` gets the windows that a batch has changed, with new totals.
 
-    After a crash, ``write`` is called again with the last batch. ``topics`` are names and patterns,
+    After a crash, ``write`` may get the last batch again. ``topics`` are names and patterns,
     separated by commas; ``options`` are more options of the source. A window that ended more than
     ``lateness`` before the newest message no longer changes.
     """
@@ -136,11 +136,11 @@ def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
 
 
 def _window_end(lateness: timedelta) -> Column:
-    """Compute the end of a window; Spark drops the window's state when the watermark passes it.
+    """Compute the end of a window; when the watermark passes it, Spark drops the window's state.
 
-    ``sf.window`` supports one length only. If windows expired by their start, the watermark would
-    have to be over an hour late for the longest, and Spark would store short windows that long too,
-    and scan them in each batch.
+    ``sf.window`` supports one length only. If windows expired by their start, the longest window
+    would need a watermark over an hour late. Then Spark would also store the short windows for
+    over an hour, and scan them in each batch.
     """
     at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
     return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(
@@ -149,10 +149,10 @@ def _window_end(lateness: timedelta) -> Column:
 
 
 def _round_milliseconds(microseconds: Column) -> Column:
-    """Round to whole milliseconds, and above a second to three digits.
+    """Round to whole milliseconds, and above a second to three significant digits.
 
-    Spark's state stores each distinct value, so fewer are cheaper. Values that are negative
-    because clocks differ become 0.
+    Spark's state stores each distinct value, so fewer distinct values are cheaper. Values that are
+    negative because clocks differ become 0.
     """
     whole = sf.greatest(sf.round(microseconds / 1000), sf.lit(0))
     digits = sf.floor(sf.log10(sf.greatest(whole, sf.lit(1)))) + 1
@@ -189,7 +189,7 @@ _UPSERT: Final = f"""
 
 
 class TrafficTable:
-    """Writes windows to their table, on its own connection, as the owner of the table."""
+    """Writes windows to psqlmessages_traffic; the role of the DSN must own this table."""
 
     def __init__(self) -> None:
         self._database = Database({})

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from psqlmessages import archive_marks
+from psqlmessages.exceptions import TopicNotExistent
 from psqlmessages.pipeline.archive import log, replay, store
 from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 from psqlmessages.pipeline.archive.log import COLUMNS, topic_folder
@@ -300,6 +301,11 @@ def test_the_mark_moves_once_the_files_are_safe_and_only_then(
     assert world.owner.query(POSITION, TOPIC) == begin
     archive = run()
     assert world.owner.query(POSITION, TOPIC) == archive.log.positions[TOPIC] > begin
+
+
+def test_a_pattern_cannot_be_marked(owner: str):
+    with pytest.raises(TopicNotExistent):
+        archive_marks.mark("NONE*")
 
 
 def test_gaps_fail_unless_allowed(world: World, published: list[Any], run: Callable[..., Archive]):

@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType
 from psqlmessages.pipeline import columns, literals
 from psqlmessages.pipeline.columns import limit_ids, matching_topics, to_condition
 from psqlmessages.pipeline.database import add_defaults, dsn
-from psqlmessages.pipeline.errors import DsnMissing, OptionRefused
+from psqlmessages.pipeline.errors import NoValidDsn, OptionRefused
 from psqlmessages.pipeline.source_options import SourceOptions
 from psqlmessages.pipeline.topic_source import FilteredTopicBatchReader
 from tests.sql.conftest import World
@@ -105,13 +105,13 @@ def test_the_dsn_is_of_option_variable_or_file(monkeypatch, tmp_path: Path):
     )]  # fmt: skip
     monkeypatch.setenv("PSQLMESSAGES_DSN_EAST_2", "dbname=east")
     assert dsn(namespace="east-2") == "dbname=east"
-    with pytest.raises(DsnMissing, match="set PSQLMESSAGES_DSN_WEST, or PSQLMESSAGES_DSN_WEST_F"):
+    with pytest.raises(NoValidDsn, match="set PSQLMESSAGES_DSN_WEST, or PSQLMESSAGES_DSN_WEST_F"):
         dsn(namespace="west")
 
 
 def test_a_malformed_address_is_refused_and_not_shown(monkeypatch):
     monkeypatch.setenv("PSQLMESSAGES_DSN", "password=s3cret nonsense")
-    with pytest.raises(DsnMissing) as refused:
+    with pytest.raises(NoValidDsn) as refused:
         dsn()
     assert "s3cret" not in str(refused.value)
     assert refused.value.__cause__ is None

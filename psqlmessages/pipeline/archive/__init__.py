@@ -1,1 +1,1 @@
-"""The archive: stored messages of topics as Parquet files."""
+"""The archive: messages of topics in Parquet files."""

@@ -13,7 +13,7 @@ import psycopg
 from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline import offsets
-from psqlmessages.pipeline.archive import marks, store
+from psqlmessages.pipeline.archive import mark_calls, store
 from psqlmessages.pipeline.archive.log import ArchiveError
 from psqlmessages.pipeline.archive.store import Archive
 from psqlmessages.pipeline.database import NO_RETRY, Database
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The reader is a node of its own. With the same node as the marks, the keep-alive of a stopping
-# reader could set a mark again that was just removed.
-READER: Final = f"{marks.IDENT}.reader"
+# The node that reads. It differs from the node of the marks: otherwise the keep-alive of a stopping
+# query could set a mark again that was just removed.
+READER: Final = f"{mark_calls.IDENT}.reader"
 _POLL_SECONDS: Final = 2.0
 
 
 class ArchiveJob:
     """One run of the archive job, for ``topics`` (names and patterns), or all marked topics.
 
-    Raises ArchiveError if the archive belongs to another database. Raises MessagesGone if messages
-    were removed before they were archived, unless ``allows_gaps`` is true.
+    Raises ArchiveError if ``root`` cannot be the archive of this database. `prepare` and the query
+    raise MessagesGone if messages were removed before they were archived, unless ``allows_gaps``.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class ArchiveJob:
         self._allows_gaps = allows_gaps
         self._database = Database({})
         self._batch_lock = threading.Lock()
-        self._already_marked: set[str] = set()
+        self._seen_topics: set[str] = set()
         try:
-            cluster = offsets.read_watermarks(self._database, marks.IDENT, ["*"]).cluster
+            cluster = offsets.read_watermarks(self._database, mark_calls.IDENT, ["*"]).cluster
             self.archive = Archive.open_or_create(spark, root, cluster)
         except BaseException:
             self.close()
@@ -59,8 +59,8 @@ class ArchiveJob:
         return list(self._requested_topics) or self._read_marked(self._database)
 
     def prepare(self, topics: list[str]) -> None:
-        """Mark the requested topics, and check that none has lost unarchived messages."""
-        watermarks = offsets.read_watermarks(self._database, marks.IDENT, topics)
+        """Mark the requested topics; raise MessagesGone or ArchiveError as `_find_gaps` does."""
+        watermarks = offsets.read_watermarks(self._database, mark_calls.IDENT, topics)
         self._mark_requested(watermarks)
         if gaps := self._find_gaps(watermarks):
             self.archive.skip_to(gaps)
@@ -68,9 +68,9 @@ class ArchiveJob:
     def start(
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
-        """Start the query. Its checkpoint only avoids reading archived messages again."""
+        """Start the query; ``checkpoint`` only avoids that archived messages are read again."""
         options: dict[str, Any] = {"client": READER, "timeout": 10 * 60, "topic": ",".join(topics)}
-        # The archive detects missing messages itself: see _guard.
+        # The archive detects missing messages itself: see _check_and_mark.
         options |= {"maxRowsPerTrigger": 300_000, "failOnDataLoss": "false"}
         return (
             self._spark.readStream.format("psqlmessages")
@@ -124,24 +124,24 @@ class ArchiveJob:
 
     def _write(self, batch: DataFrame, number: int) -> None:
         with self._batch_lock:
-            self.archive.write(batch, self._guard)
-            # Do not mark topics whose mark was removed meanwhile.
+            self.archive.write(batch, self._check_and_mark)
+            # Move only existing marks: do not mark topics whose mark was removed.
             archived = self.archive.log.positions
-            marked = _call(self._database, marks.list_marked())
+            marked = _call(self._database, mark_calls.list_marked())
             self._mark({topic: archived[topic] for topic in marked if topic in archived})
             store.compact_some(self.archive)
 
-    def _guard(self) -> None:
-        """Raise MessagesGone if this batch lacks messages, because they were already removed."""
+    def _check_and_mark(self) -> None:
+        """Raise an error if messages were removed before they were read; mark requested topics."""
         if topics := self.topics():
-            watermarks = offsets.read_watermarks(self._database, marks.IDENT, topics)
+            watermarks = offsets.read_watermarks(self._database, mark_calls.IDENT, topics)
             self._find_gaps(watermarks)
             self._mark_requested(watermarks)
 
     def _find_gaps(self, watermarks: offsets.Watermarks) -> dict[str, int]:
-        """Return topics that lost messages before these were archived: name → last removed id.
+        """Return topics with messages removed before they were archived: name → last removed id.
 
-        Raises MessagesGone if there are any, unless gaps are allowed.
+        Raises MessagesGone unless gaps are allowed; ArchiveError if the database was restored.
         """
         archived = self.archive.log.positions
         for topic in watermarks.topics.values():
@@ -168,14 +168,14 @@ class ArchiveJob:
         """Mark the topics that the requested names and patterns match, each once in this run."""
         if self._requested_topics:
             archived = self.archive.log.positions
-            new = [t for t in watermarks.topics.values() if t.name not in self._already_marked]
-            archivable = [t for t in new if marks.can_be_archived(t.name)]
+            new = [t for t in watermarks.topics.values() if t.name not in self._seen_topics]
+            archivable = [t for t in new if mark_calls.can_be_archived(t.name)]
             self._mark({t.name: archived.get(t.name, t.removed) for t in archivable})
-            self._already_marked |= {t.name for t in new}
+            self._seen_topics |= {t.name for t in new}
 
     def _mark(self, positions: Mapping[str, int]) -> None:
         if positions:
-            _call(self._database, marks.mark(positions))
+            _call(self._database, mark_calls.mark(positions))
 
     def _have_marks_changed(self, database: Database, topics: list[str]) -> bool:
         try:
@@ -185,8 +185,8 @@ class ArchiveJob:
             return False
 
     def _read_marked(self, database: Database) -> list[str]:
-        marked = _call(database, marks.list_marked())
-        return [topic for topic in marked if marks.can_be_archived(topic)]
+        marked = _call(database, mark_calls.list_marked())
+        return [topic for topic in marked if mark_calls.can_be_archived(topic)]
 
 
 def _call(database: Database, call: Call[T]) -> T:

@@ -1,8 +1,8 @@
-"""Archive log: numbered entries, each written completely or not at all. Names of files.
+"""Archive log: numbered entries, each written completely or not at all. Names of data files.
 
-An entry lists the files that it adds and removes, and the archived positions of topics. It takes
-effect when its own file exists; then its data files are moved to the folder for plain readers. If
-that is interrupted, the next process that opens the log finishes it.
+An entry lists the files that it adds and removes, and the archived positions of topics. The entry
+takes effect when its own file exists. Then its data files are moved to the folder DATA, for
+programs that do not read the log. After a crash, `ArchiveLog.load` moves the remaining files.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ COLUMNS: Final = {
 }
 SCHEMA: Final = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
-# Topic names that are also folder names: only safe characters, and no ending like a hash.
+# Topics that are also folder names: safe characters only, no hash at the end, no name of Hive.
 _SAFE_NAME: Final = re.compile(r"(?!.*-[0-9a-f]{16}$)(?!__HIVE)[A-Za-z0-9._-]{1,60}")
 _UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class ArchiveError(MessagesError):
-    """An archive is damaged, missing, or belongs to another database."""
+    """An archive is damaged, missing or of another database, or does not have what is requested."""
 
 
 def topic_hash(topic: str) -> str:
@@ -54,7 +54,7 @@ def topic_hash(topic: str) -> str:
 
 
 def topic_folder(topic: str) -> str:
-    """Return a topic's folder: named as the topic, or else a similar safe name with a hash.
+    """Return a topic's folder: ``stream=`` and the topic, or else a similar name with a hash.
 
     On file systems that ignore case, two topics may share a folder, but never a file.
     """
@@ -81,7 +81,7 @@ class ArchiveFile:
 
     @classmethod
     def from_statistics(cls, staged: str, row: Any, unique: str) -> ArchiveFile:
-        """Describe a newly written file by the statistics in ``row``."""
+        """Describe a new file by the statistics in ``row``; ``unique`` makes its name unique."""
         date = staged.rpartition("/date=")[2].partition("/")[0]
         name = f"{row['first']}-{row['last']}-{topic_hash(row['topic'])}-{unique}.parquet"
         path = f"{topic_folder(row['topic'])}/date={date}/{name}"
@@ -100,8 +100,8 @@ class ArchiveFolder:
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        if found := _GLOB_CHARACTERS & set(root):
-            raise ArchiveError(f"the path {root!r} must not contain {' '.join(sorted(found))}")
+        if invalid := _GLOB_CHARACTERS & set(root):
+            raise ArchiveError(f"the path {root!r} must not contain {' '.join(sorted(invalid))}")
         self._jvm = cast(Any, spark._jvm)
         configuration = spark._jsparkSession.sessionState().newHadoopConf()
         path = self._jvm.org.apache.hadoop.fs.Path(root)
@@ -118,11 +118,11 @@ class ArchiveFolder:
         return bool(self._files.exists(self._path(name)))
 
     def list_entries(self, name: str) -> dict[str, float]:
-        """Return the direct entries of a folder with their modification times (Unix time)."""
+        """Return the direct entries of a folder: name → modification time (Unix time)."""
         if not self.exists(name):
             return {}
-        found = self._files.listStatus(self._path(name))
-        return {each.getPath().getName(): each.getModificationTime() / 1000 for each in found}
+        entries = self._files.listStatus(self._path(name))
+        return {each.getPath().getName(): each.getModificationTime() / 1000 for each in entries}
 
     def read(self, name: str) -> str:
         """Read a file's text; raises FileNotFoundError."""
@@ -140,7 +140,7 @@ class ArchiveFolder:
     def create(self, name: str, text: str) -> bool:
         """Create a file atomically; return False if the name exists already.
 
-        S3 does not guarantee this if two processes create the name at the same time.
+        On S3, two processes that create the same name at the same time may both succeed.
         """
         draft = f"_staging/{uuid4().hex}"
         stream = self._files.create(self._path(draft), True)
@@ -160,7 +160,7 @@ class ArchiveFolder:
             return not self.exists(name) and bool(
                 self._files.rename(self._path(draft), self._path(name))
             )
-        # Hadoop's rename checks and then renames, so two processes could both succeed.
+        # Hadoop checks whether the name exists, then renames: two processes could both succeed.
         target = self._local(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -171,7 +171,7 @@ class ArchiveFolder:
         return True
 
     def move(self, source: str, target: str) -> bool:
-        """Move a file; return False if the source does not exist."""
+        """Move a file; return False if it was not moved, for instance if it does not exist."""
         path = self._path(target)
         self._files.mkdirs(path.getParent())
         try:
@@ -229,8 +229,8 @@ class ArchiveLogEntry:
     add: tuple[ArchiveFile, ...] = ()
     remove: tuple[str, ...] = ()
     positions: Mapping[str, int] = field(default_factory=dict)
-    identity: str = ""
-    cluster: str = ""
+    identity: str = ""  # Of the archive; empty: unchanged.
+    cluster: str = ""  # Of the database; empty: unchanged.
 
     def as_json(self) -> str:
         """Return the entry as JSON. The timestamp ``at`` is only for people."""
@@ -247,9 +247,9 @@ class ArchiveLogEntry:
 
 
 class ArchiveLog:
-    """The log of one archive, and the state it describes: ``files`` by path, and ``positions``.
+    """The log of one archive, and the archive's state after the entry ``version`` (-1: none).
 
-    Several processes may write: `commit` refuses an entry if another process has added one.
+    Several processes may write: `commit` refuses an entry if another process has added one first.
     """
 
     def __init__(self, folder: ArchiveFolder) -> None:
@@ -264,7 +264,7 @@ class ArchiveLog:
         self.positions: dict[str, int] = {}
 
     def load(self) -> None:
-        """Read the log from its snapshot on, and finish an interrupted entry."""
+        """Read the last snapshot and later entries; complete moves that were interrupted."""
         for _ in range(_LOAD_ATTEMPTS):
             try:
                 return self._load()
@@ -274,9 +274,9 @@ class ArchiveLog:
         raise ArchiveError(f"an entry is missing in the log of {self.folder.root}")
 
     def refresh(self) -> None:
-        """Read the entries that other processes have added."""
+        """Read the entries that other processes have added, and complete their moves."""
         if time() - self._refreshed_at > 60 * 60:
-            # After a long pause (the machine slept), the next entry may have been deleted already.
+            # After a long pause (the machine slept), the next entries may have been deleted.
             self.load()
         self._refreshed_at = time()
         while (entry := self._read_entry(self.version + 1)) is not None:
@@ -293,7 +293,7 @@ class ArchiveLog:
         return True
 
     def delete_stale_staging(self) -> None:
-        """Delete staged files older than a day: no entry has added them."""
+        """Delete staged files older than a day: killed processes have left them."""
         for name, changed_at in self.folder.list_entries(STAGING).items():
             if changed_at < time() - _DAY_SECONDS:
                 self.folder.delete(f"{STAGING}/{name}")
@@ -329,8 +329,8 @@ class ArchiveLog:
         self.cluster = entry.cluster or self.cluster
 
     def _move_files(self, entry: ArchiveLogEntry) -> None:
-        """Move and delete the files of an entry; do nothing if that is done."""
-        # Delete first: a plain reader of the folder may miss rows now, but reads none twice.
+        """Delete and move the files of an entry, unless that was done before."""
+        # Delete first: a program that reads only the folder may miss rows, but reads none twice.
         for path in entry.remove:
             self.folder.delete(f"{DATA}/{path}")
         moved = []
@@ -346,7 +346,7 @@ class ArchiveLog:
             self._check_superseded(str(error.filename))
 
     def _check_superseded(self, name: str) -> None:
-        """Raise ArchiveError, unless a newer entry exists: then this one was completed."""
+        """Raise ArchiveError unless a newer entry exists: it may have removed the file."""
         if self._read_entry(self.version + 1) is None:
             raise ArchiveError(f"{self.folder.address(name)} is missing")
 
@@ -356,9 +356,9 @@ class ArchiveLog:
         return ArchiveLogEntry.of(self.folder.read(name)) if exists else None
 
     def _write_snapshot(self) -> None:
-        """Write a snapshot, and delete the entries before it.
+        """Write a snapshot; delete earlier entries and snapshots that are older than a day.
 
-        Entries of the last day remain: other processes may still read them.
+        Other processes may still read newer ones.
         """
         snapshot = ArchiveLogEntry(
             tuple(self.files.values()), (), self.positions, self.identity, self.cluster

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
 
-from psqlmessages.pipeline.archive.log import DATA, ArchiveError
+from psqlmessages.pipeline.archive.log import ArchiveError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,10 +49,10 @@ class ReplayPlan:
 
 
 def replay(archive: Archive, name: str, request: ReplayPlan) -> Iterator[tuple[int, int]]:
-    """Publish the requested messages; yield (published parts, all parts), first (0, all).
+    """Publish the requested messages; yield (number of published parts, number of all parts).
 
-    Each part is one transaction. The database stores its name and never publishes it twice.
-    Raises ArchiveError if another replay has the name.
+    Each part is one transaction. The database records the part and never publishes it twice.
+    Raises ArchiveError if the name is invalid or of another replay, or if there are no messages.
     """
     plan = _load_or_create_plan(archive, name, request)
     yield 0, len(plan.ends)
@@ -116,7 +116,7 @@ def _split(archive: Archive, request: ReplayPlan) -> ReplayPlan:
     rows = _select_rows(archive, request)
     lowest, highest = rows.agg(sf.min("id"), sf.max("id")).collect()[0]
     if lowest is None:
-        raise ArchiveError(f"{DATA} has no messages of topic {request.topic} in this range")
+        raise ArchiveError(f"the archive has no messages of {request.topic} in this range")
     first, last = int(lowest), int(highest)
     width = ceil((last - first + 1) / _COUNT_RANGES)
     range_number = sf.floor((sf.col("id") - first) / width)

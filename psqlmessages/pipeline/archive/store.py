@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 _FILE_MISSING: Final = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 _MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
-# Bodies may have 64 MB. The vectorized reader puts 4,096 of them into one array of at most 2 GB.
+# The vectorized reader puts 4,096 bodies into one array of at most 2 GB, but bodies may have 64 MB.
 _ROW_BY_ROW: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
-# By default, 100 rows would be buffered before their size is checked.
+# By default, Parquet would buffer 100 rows before it checks their size.
 _SIZE_CHECKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
 # By default Spark writes times as INT96, which few other readers support and none can filter by.
 _TIMESTAMPS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -61,7 +61,7 @@ class Archive:
 
     @classmethod
     def open(cls, spark: SparkSession, root: str) -> Self:
-        """Open an existing archive; raises ArchiveError."""
+        """Open an existing archive; raises ArchiveError if there is none or it is damaged."""
         archive = cls(spark, root)
         archive.log.load()
         if not archive.log.identity:
@@ -73,7 +73,7 @@ class Archive:
         """Open an archive for writing, and create it if it does not exist.
 
         ``cluster`` is the identity of the database, from stream_horizons. Raises ArchiveError if
-        the archive belongs to another database: its ids would mean other messages.
+        the archive is damaged or belongs to another database, whose ids mean other messages.
         """
         archive = cls(spark, root)
         log = archive.log
@@ -92,11 +92,11 @@ class Archive:
         return archive
 
     def write(self, batch: DataFrame, guard: Callable[[], None] | None = None) -> None:
-        """Archive the rows after the archived position of their topic, and skip the others.
+        """Archive the rows after the archived position of their topic, and skip other rows.
 
         A batch may therefore be written again, and a stream may restart without its checkpoint.
-        ``guard`` is called between staging and commit; if it raises, the archive is unchanged. When
-        this returns, the files are durable.
+        ``guard`` is called between staging and commit; if it raises, the archive is unchanged.
+        After the return, the files are durable.
         """
         with self._lock:
             self.log.refresh()
@@ -104,7 +104,7 @@ class Archive:
                 self.log.refresh()
 
     def _try_write(self, batch: DataFrame, guard: Callable[[], None] | None) -> bool:
-        """Stage and commit; return False if another process has archived part of the batch."""
+        """Stage and commit a batch; return False if another process has archived part of it."""
         with self.stage(self._drop_archived(batch)) as files:
             if guard is not None:
                 guard()
@@ -120,13 +120,13 @@ class Archive:
         return False
 
     def retry_reads(self, read: Callable[[], T]) -> T:
-        """Call ``read``, which reads files; repeat it if another process has compacted them."""
+        """Call ``read``, which reads files; repeat the call if the files were compacted before."""
         while True:
             version = self.log.version
             try:
                 return read()
             except (PySparkException, Py4JJavaError) as error:
-                # The error of a failed task is no PySparkException; its text names the condition.
+                # The error of a failed task is a Py4JJavaError; its text names the condition.
                 if not any(condition in str(error) for condition in _FILE_MISSING):
                     raise
                 self.log.refresh()
@@ -146,7 +146,7 @@ class Archive:
 
     @contextmanager
     def stage(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
-        """Write rows to staged files by topic and day (UTC); afterwards delete uncommitted ones.
+        """Write rows to staged files by topic and day (UTC); delete uncommitted files at the end.
 
         After an error in the block, the files remain: a log entry may name them already.
         """
@@ -225,7 +225,7 @@ _SMALLEST_BYTES: Final = 32 * 1024
 def groups_to_merge(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]]:
     """Yield groups of files to merge, each of one topic and one day.
 
-    Earlier days: all small files. Today: only MIN_FILES_TO_MERGE or more of similar size.
+    Merge all small files of earlier days; of today, MIN_FILES_TO_MERGE or more of similar size.
     """
     for small in _group_small_files(files):
         if small[0].date < today.isoformat() and len(small) > 1:
@@ -233,19 +233,19 @@ def groups_to_merge(files: Iterable[ArchiveFile], today: date) -> Iterator[list[
             continue
         by_size: dict[int, list[ArchiveFile]] = defaultdict(list)
         for file in small:
-            # Similar: below 128 kB, below 1 MB, below 8 MB, and so on by factors of eight.
+            # Similar sizes: below 128 kB, below 1 MB, below 8 MB, and so on by factors of eight.
             by_size[max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3].append(file)
         yield from (group for group in by_size.values() if len(group) >= MIN_FILES_TO_MERGE)
 
 
 def compact_some(archive: Archive) -> int:
-    """Merge the first due group, if there is one; return how many files this saved."""
-    first = next(groups_to_merge(archive.log.files.values(), datetime.now(UTC).date()), None)
-    return merge(archive, first) if first else 0
+    """Merge the first of `groups_to_merge`, if there is one; return how many fewer files exist."""
+    group = next(groups_to_merge(archive.log.files.values(), datetime.now(UTC).date()), None)
+    return merge(archive, group) if group else 0
 
 
 def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
-    """Merge the small files of each topic and day; yield each group and the saved files."""
+    """Merge the small files of each topic and day; yield each group and the result of `merge`."""
     archive.log.refresh()
     for small in list(_group_small_files(archive.log.files.values())):
         if len(small) > 1:
@@ -253,10 +253,10 @@ def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
 
 
 def merge(archive: Archive, files: list[ArchiveFile]) -> int:
-    """Rewrite files as fewer ones, swapped in one log entry; return how many files this saved.
+    """Replace files by fewer ones in one log entry; return how many fewer files exist.
 
-    Returns 0 if another process has merged them first. Raises ArchiveError if the number of rows
-    differs from the log.
+    Returns 0 if another process has merged one of them first. Raises ArchiveError if the number of
+    rows differs from the log.
     """
     new_count = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
     entry = ArchiveLogEntry(remove=tuple(file.path for file in files))

@@ -1,8 +1,8 @@
 """Verification: compares the archive with the stored messages by counts and checksums.
 
-The checksum of a message is 60 bits of an MD5 over its fields. The checksum of a range is their
-sum, which does not depend on the order. PostgreSQL computes one side and Spark the other, each from
-its own data.
+The checksum of a message is 60 bits of an MD5 over its fields. The checksum of a range is the sum
+of the messages' checksums, so the order does not matter. PostgreSQL computes the checksums of the
+stored messages, and Spark those of the archive.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pyspark.sql import functions as sf
 from psqlmessages.client.calls import translate_error
 from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.pipeline import offsets
-from psqlmessages.pipeline.archive import marks
+from psqlmessages.pipeline.archive import mark_calls
 from psqlmessages.pipeline.archive.log import ArchiveError
 from psqlmessages.pipeline.database import Database, add_defaults, dsn
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.store import Archive
 
-# Number of id ranges per topic in which differences are reported.
+# Differences are reported by this number of id ranges per topic.
 _RANGES: Final = 64
-# Reads no rows, but blocks removals in all topics until the transaction ends.
+# This statement reads no rows, but blocks removals in all topics until the transaction ends.
 _LOCK_REMOVALS: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
 
 # Both sides hash the same text. The sender is preceded by its length, so the text is unambiguous.
@@ -95,8 +95,8 @@ class _Range:
 def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Comparison]:
     """Compare archived topics (default: all), from the first stored to the last archived message.
 
-    Yields each topic; if it differs, also its ranges of ids that differ. Raises ArchiveError if the
-    archive belongs to another database, or if it has no messages of a topic in ``topics``.
+    Yields each topic that has such messages, and its ranges that differ. Raises ArchiveError if the
+    archive belongs to another database, or has no messages of a topic in ``topics``.
     """
     if unknown := sorted(set(topics or ()) - archive.log.positions.keys()):
         raise ArchiveError(f"the archive has no messages of {', '.join(unknown)}")
@@ -117,17 +117,17 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
 
 
 def _sum_stored(archive: Archive, topics: list[str]) -> tuple[RangeSums, dict[str, _Range]]:
-    """Sum up the stored messages by topic and range number, while removals are blocked."""
+    """Block removals, and sum up the stored messages by topic and range; also return the ranges."""
     sums: RangeSums = {}
     try:
         with psycopg.connect(add_defaults(dsn())) as connection:
             bounds = _compared_ranges(archive, topics)
             if bounds:
-                connection.execute(_LOCK_REMOVALS, (marks.IDENT, next(iter(bounds))))
+                connection.execute(_LOCK_REMOVALS, (mark_calls.IDENT, next(iter(bounds))))
                 # Messages may have been removed before the lock.
                 bounds = _compared_ranges(archive, topics)
             for topic, bound in bounds.items():
-                parameters = {"ident": marks.IDENT, "topic": topic, "width": bound.part_width}
+                parameters = {"ident": mark_calls.IDENT, "topic": topic, "width": bound.part_width}
                 parameters |= {"low": bound.low, "high": bound.high}
                 rows = connection.execute(_STORED_SUMS, parameters).fetchall()
                 sums[topic] = {number: Checksum(count, int(sum_)) for number, count, sum_ in rows}
@@ -139,9 +139,9 @@ def _sum_stored(archive: Archive, topics: list[str]) -> tuple[RangeSums, dict[st
 
 
 def _compared_ranges(archive: Archive, topics: list[str]) -> dict[str, _Range]:
-    """Return the range of ids to compare for each topic that has stored and archived messages."""
+    """Return the ids to compare of each topic whose archived messages may still be stored."""
     with closing(Database({})) as database:
-        watermarks = offsets.read_watermarks(database, marks.IDENT, ["*"])
+        watermarks = offsets.read_watermarks(database, mark_calls.IDENT, ["*"])
     if watermarks.cluster != archive.log.cluster:
         raise ArchiveError(
             f"the archive belongs to database {archive.log.cluster},"

@@ -1,1 +1,1 @@
-"""Exchanges on Spark."""
+"""Exchanges that run on Spark."""

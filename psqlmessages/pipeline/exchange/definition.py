@@ -1,4 +1,4 @@
-"""Exchange definitions as text, which Spark transports and executors compile."""
+"""Exchange definitions as text: Spark sends the text to executors, which compile it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTION_FIELDS = ("parallel", "wsize", "reserve", "max_hops", "no_route")
 
 
 class UnsuitableExchange(MessagesError):
-    """An exchange cannot run on an executor, because a module or a selector is missing there."""
+    """An executor cannot import a module of selectors, or cannot compile a selector."""
 
 
 class ExchangeInput(NamedTuple):
@@ -62,7 +62,7 @@ def read_inputs(text: str) -> tuple[ExchangeInput, ...]:
 
 @lru_cache(maxsize=16)
 def compile_exchanges(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...]:
-    """Import modules of selector functions and compile exchanges; raise UnsuitableExchange."""
+    """Import modules with selector functions, and compile exchanges; raises UnsuitableExchange."""
     for module in modules:
         try:
             import_module(module)
@@ -89,32 +89,32 @@ def _compile_exchange(document: dict[str, Any]) -> CompiledExchange:
 
 
 class DefinitionFolder:
-    """The folder through which the driver tells its data source which exchanges to run.
+    """The folder through which the driver passes the current definitions to its data source.
 
-    Each change of the definitions is a new, numbered edition. Spark runs the data source of a
-    stream in a separate process, and its options cannot change after the stream has started.
+    Each change of the definitions is a new, numbered version. A folder is needed because Spark runs
+    the data source of a stream in a separate process, with options that cannot change.
     """
 
     def __init__(self, path: Path) -> None:
         self._definitions = path / "definitions"
-        self._edition_in_use = path / "edition-in-use"
+        self._edition_in_use = path / "version-in-use"
 
-    def put(self, edition: int, text: str) -> None:
-        """Publish an edition."""
-        replace_file(self._definitions, f"{edition}\n{text}")
+    def put(self, version: int, text: str) -> None:
+        """Write a new version of the definitions."""
+        replace_file(self._definitions, f"{version}\n{text}")
 
     def get(self) -> tuple[int, str]:
-        """Return the last edition: its number and its text."""
+        """Return the number and the text of the last version."""
         number, _, text = self._definitions.read_text(encoding="utf-8").partition("\n")
         return int(number), text
 
-    def record_in_use(self, edition: int) -> None:
-        """Record that tasks use this edition from now on, and no earlier one."""
-        replace_file(self._edition_in_use, str(edition))
+    def record_in_use(self, version: int) -> None:
+        """Record that from now on all tasks use this version or a later one."""
+        replace_file(self._edition_in_use, str(version))
 
     @property
-    def edition_in_use(self) -> int:
-        """The last edition recorded by ``record_in_use``; 0 before the first."""
+    def version_in_use(self) -> int:
+        """The last version recorded by ``record_in_use``; 0 before the first."""
         try:
             return int(self._edition_in_use.read_text(encoding="utf-8"))
         except FileNotFoundError:

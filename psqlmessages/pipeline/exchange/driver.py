@@ -1,4 +1,4 @@
-"""Driver of exchanges on Spark: starts the query and replaces its definitions."""
+"""Driver of exchanges on Spark: starts their streaming query, and changes the definitions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _POLL_SECONDS: Final = 0.02
 
 
 class SparkExchanges:
-    """Runs exchanges in a Spark session, in parallel ``tasks`` (default: the number of cores).
+    """Runs exchanges in a Spark session, in ``tasks`` parallel tasks (default: its parallelism).
 
-    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``, and
-    ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds. A Spark
-    thread calls ``record`` with the number and the counts of each turn. Executors import
+    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. It
+    ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds. After
+    each turn, a Spark thread calls ``record`` with the turn's number and counts. Executors import
     ``modules``, which contain selector functions. ``dsn_file`` contains the address of the
-    namespace default; executors read others from the variables PSQLMESSAGES_DSN_<NAME>.
+    namespace default. Without it, and for other namespaces, executors read the variables of `dsn`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SparkExchanges:
         self._record = record
         self._path = Path(tempfile.mkdtemp(prefix="exchange-", dir=driver_folder()))
         self._folder = DefinitionFolder(self._path)
-        self._edition = 0
+        self._version = 0
         self._text = ""
         self._query: StreamingQuery | None = None
         self._settings = TurnSettings(
@@ -65,23 +65,23 @@ class SparkExchanges:
         self.define(())
 
     def define(self, exchanges: Iterable[CompiledExchange]) -> bool:
-        """Run exactly these exchanges from the next turn on; return whether they have changed."""
+        """Run only these exchanges from the next turn on; return False if nothing changes."""
         text = dump_exchanges(exchanges)
         if text == self._text:
             return False
         self._text = text
-        self._edition += 1
-        self._folder.put(self._edition, text)
+        self._version += 1
+        self._folder.put(self._version, text)
         return True
 
     @property
     def is_current(self) -> bool:
-        """Whether no task uses earlier definitions."""
+        """Whether no task uses earlier definitions than those of the last `define`."""
         is_stopped = self._query is None or not self._query.isActive
-        return is_stopped or self._folder.edition_in_use == self._edition
+        return is_stopped or self._folder.version_in_use == self._version
 
     def start(self, *, once: bool = False) -> StreamingQuery:
-        """Start the query; with ``once``, it ends when the queues are empty."""
+        """Start the query; with ``once``, the query ends when the queues are empty."""
         self._spark.dataSource.register(ExchangeSource)
         trigger: Any = {"availableNow": True} if once else {"processingTime": "0 seconds"}
         self._query = (
@@ -89,7 +89,7 @@ class SparkExchanges:
             .option(OPTION, self._settings.as_option())
             .load()
             .writeStream.foreachBatch(self._on_turn)
-            # Turns have no state to restore: a restarted job begins with the first turn.
+            # Turns have no state to restore, so the checkpoint may be temporary.
             .option("checkpointLocation", (self._path / "checkpoint").as_uri())
             .trigger(**trigger)
             .start()
@@ -97,8 +97,8 @@ class SparkExchanges:
         return self._query
 
     def stop(self, seconds: float = 60) -> None:
-        """Stop after the current turn, but wait for it at most this number of seconds."""
-        # Without exchanges, no further turn begins.
+        """Stop the query after the current turn, but at the latest after this number of seconds."""
+        # Without exchanges, no new turn begins.
         self.define(())
         self.wait_until_current(seconds)
         if self._query is not None:

@@ -1,7 +1,7 @@
 """Data source by which Spark runs exchanges; its rows are counts.
 
 An offset is the number of a turn and does not refer to elements: the queues themselves ensure that
-each element is moved once. If Spark repeats a turn, it processes the elements available then.
+each element is moved once. A turn that Spark repeats processes the elements available at that time.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 
 logger = logging.getLogger("psqlmessages")
 
-# Counts that are not outcomes of elements: waits of consumers, and 1 if a rule may be missing.
-WAITS: Final = "waits"
-MAY_LACK_RULES: Final = "may_lack_rules"
+# Values of TaskCounts.outcome that are not outcomes of elements.
+WAITS: Final = "waits"  # Errors after which a consumer waits.
+MAY_LACK_RULES: Final = "may_lack_rules"  # The number is 1.
 
-# Shared by all task runs of this process: an open circuit stays open in the next run.
+# By namespace and address. Shared by all tasks of this process: an open circuit remains open.
 _circuits: Final[dict[tuple[str, str], CircuitBreaker]] = {}
 
 
 class TaskCounts(NamedTuple):
-    """The counts of an exchange and outcome in one task run: a row of the data source."""
+    """The counts of one outcome of an exchange in one task: a row of the data source."""
 
     exchange: str
     outcome: str
@@ -88,7 +88,7 @@ class TimedRunner(ExchangeRunner):
         super().on_elements_found()
 
     def counts(self) -> Iterator[TaskCounts]:
-        """Yield the counts of this run."""
+        """Yield the counts by outcome and destination (-1: none)."""
         name = self.plan.exchange.name
         for (outcome, destination), entry in self.counters.entries.items():
             if entry.count:
@@ -102,7 +102,7 @@ class TimedRunner(ExchangeRunner):
 
 FORMAT: Final = "psqlmessages-exchange"
 OPTION: Final = "settings"
-# While the driver waits, it sees neither new definitions nor a stop.
+# While ExchangeReader waits, it sees neither new definitions nor a stop.
 _MAX_WAIT_SECONDS: Final = 0.5
 
 
@@ -118,7 +118,7 @@ class TurnSettings:
     dsn_file: str | None = None
 
     def as_option(self) -> str:
-        """Return the settings as the only option of the source."""
+        """Return the settings as JSON, the value of the source's only option."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -129,30 +129,30 @@ class TurnSettings:
         return cls(**{**settings, "modules": tuple(settings["modules"])})
 
     def address(self, namespace: str) -> str:
-        """Return a namespace's address as set in this process; raises DsnMissing."""
+        """Return a namespace's address as set in this process; raises NoValidDsn."""
         if self.dsn_file is not None and namespace == "default":
             return database.dsn({database.DSN_OPTION: self.dsn_file}, namespace)
         return database.dsn(None, namespace)
 
 
 async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
-    """Run exchanges in one task until its time is over; return their counts."""
+    """Run exchanges in one task for ``span`` seconds or less; return their counts."""
     aliases = sorted({alias for plan in plans for alias in plan.namespaces})
     databases = {alias: _make_handle(alias, settings.address(alias)) for alias in aliases}
     runners = [TimedRunner(plan, databases) for plan in plans]
     deadline = monotonic() + settings.span
 
-    def stop_in_time() -> None:
+    def stop_when_due() -> None:
         # `stop` lets the runners finish their current batches.
         found_at = max((runner.found_at for runner in runners), default=0.0)
         seconds_left = min(deadline, found_at + settings.linger) - monotonic()
         if seconds_left > 0:
-            asyncio.get_running_loop().call_later(seconds_left, stop_in_time)
+            asyncio.get_running_loop().call_later(seconds_left, stop_when_due)
             return
         for runner in runners:
             runner.stop()
 
-    stop_in_time()
+    stop_when_due()
     try:
         await asyncio.gather(*(runner.run() for runner in runners))
     finally:
@@ -172,7 +172,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.1), timedelta(seconds=5)
 
 @dataclass(eq=False)
 class WatchedSource:
-    """One source queue, and the time of the next query of its state."""
+    """One source queue, and the time at which to query its state next."""
 
     source: ExchangeInput
     listener: QueueListener
@@ -184,14 +184,14 @@ class WatchedSource:
     schedule: PollSchedule = field(default_factory=PollSchedule)
 
     def wake(self) -> None:
-        """Query the state now, or after the backoff if its server is down."""
+        """Schedule the next query of the state: now, or after the backoff if the server is down."""
         self.wakeups += 1
         self.schedule.reset()
         self.next_at = self.backoff.next_at
         self.wake_event.set()
 
     async def has_work(self) -> bool:
-        """Return whether the queue has available elements; schedule the next query."""
+        """Return whether the queue has available elements (False if an error is logged)."""
         wakeups = self.wakeups
         try:
             state = await self.listener.listen(self.source.ident, self.source.queue.name)
@@ -204,7 +204,7 @@ class WatchedSource:
         self.backoff.reset()
         now = monotonic()
         next_at = state.listen_again_at if state.next_at is None else state.next_at
-        # If `wake` was called meanwhile, its time applies.
+        # If `wake` was called during the query, its time applies.
         if self.wakeups == wakeups:
             self.next_at = min(now + self.schedule.interval, next_at)
             self.schedule.lengthen()
@@ -222,15 +222,15 @@ class SourceWatcher:
         self._log = RateLimitedLogger(logger)
         self._wake_event = asyncio.Event()
 
-    def has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
+    def wait_for_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
         """Wait until a queue has available elements; return False on timeout.
 
-        If a server is down or a rule is missing, log it and retry.
+        If a server is down or a rule is missing, log the error and retry.
         """
-        return self._loop.run_until_complete(self._has_work(sources, seconds))
+        return self._loop.run_until_complete(self._wait_for_work(sources, seconds))
 
     def wake(self) -> None:
-        """Query the state of all queues again."""
+        """Make `wait_for_work` query the state of all queues again."""
         for watched in self._watched.values():
             watched.wake()
 
@@ -240,7 +240,7 @@ class SourceWatcher:
             self._loop.run_until_complete(listener.close())
         self._loop.close()
 
-    async def _has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
+    async def _wait_for_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
         deadline = monotonic() + seconds
         self._watch_only(sources)
         while True:
@@ -293,7 +293,7 @@ class ExchangeSource(DataSource):
 
 
 class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Starts a turn when a source queue has available elements, and distributes it among tasks."""
+    """Starts a turn of several tasks when a source queue has available elements."""
 
     def __init__(self, settings: TurnSettings) -> None:
         self._settings = settings
@@ -310,19 +310,19 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wait_seconds = 0.0
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Wait briefly for available elements; return the next turn if there are any."""
+        """Wait briefly for available elements; return ``start`` if there are none."""
         if self._watcher is None:
             self._watcher = SourceWatcher(self._settings.address)
         turn = start["turn"]
         if turn != self._turn:
             self._turn = turn
             self._watcher.wake()
-        # The turn before this offset has ended, and the next turn uses the definitions read here.
+        # The previous turn has ended, and the next one uses the definitions read here or later.
         folder = DefinitionFolder(Path(self._settings.folder))
-        edition, text = folder.get()
-        if edition != folder.edition_in_use:
-            folder.record_in_use(edition)
-        has_work = self._watcher.has_work(read_inputs(text), self._wait_seconds)
+        version, text = folder.get()
+        if version != folder.version_in_use:
+            folder.record_in_use(version)
+        has_work = self._watcher.wait_for_work(read_inputs(text), self._wait_seconds)
         return {"turn": turn + 1 if has_work else turn}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -331,13 +331,13 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(text) for _ in range(self._settings.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[TaskCounts]:
-        """Run the consumers for a limited time, on an executor."""
+        """Run the exchanges for a limited time, on an executor; yield their counts at the end."""
         exchanges = compile_exchanges(partition.value, self._settings.modules)
         plans = [ExchangePlan.of(exchange) for exchange in exchanges]
         yield from asyncio.run(run_task(plans, self._settings))
 
     def commit(self, end: dict[str, int]) -> None:
-        """Do nothing: the elements are already committed."""
+        """Do nothing: the exchanges commit elements themselves."""
 
     def stop(self) -> None:
         """Close the connections."""

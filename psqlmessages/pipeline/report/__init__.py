@@ -1,1 +1,1 @@
-"""Reports on traffic."""
+"""Traffic reports."""

@@ -1,4 +1,4 @@
-"""Statistics of a report, computed by Spark from streams or the archive."""
+"""Statistics of a report, computed by Spark from stored and archived messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def compute_statistics(
     archive: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ReportStatistics:
-    """Compute the statistics of all messages of a period: stored and, with ``archive``, archived.
+    """Compute the statistics of all stored messages of a period.
 
-    ``topics`` are names and patterns, separated by commas; ``options`` are more options of the
-    source. Latencies are missing: only the job `traffic` measures them. Raises the errors of the
-    source and ArchiveError.
+    With ``archive``, the root of an archive, also those of archived messages. ``topics`` are names
+    and patterns, separated by commas; ``options`` are more options of the source. Latencies are
+    missing: only the job `traffic` measures them. Raises ArchiveError and the source's errors.
     """
     reader = spark.read.format("psqlmessages").schema(_COLUMNS)
     rows = reader.options(**{"topic": topics, "client": CLIENT, **(options or {})}).load()

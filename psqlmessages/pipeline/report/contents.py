@@ -34,7 +34,7 @@ class Period(NamedTuple):
     def step(self, unit: int = 1) -> int:
         """Return the length of a step in seconds, a multiple of ``unit``.
 
-        It is chosen so that the period has at most MAX_STEPS steps.
+        The period has at most MAX_STEPS steps of this length.
         """
         for length in _STEP_SECONDS:
             if length % unit == 0 and self.seconds / length <= MAX_STEPS:
@@ -45,7 +45,7 @@ class Period(NamedTuple):
 
 @dataclass(frozen=True)
 class TrafficStatistics:
-    """Messages published in a step, to a topic, by a sender, or in all.
+    """Statistics of the messages of a step, a topic, a sender, or the whole period.
 
     ``size`` is in bytes. ``latency`` is in milliseconds, or None if it was not measured.
     """
@@ -58,11 +58,11 @@ class TrafficStatistics:
 
 @dataclass(frozen=True)
 class ReportStatistics:
-    """The traffic of a period. The keys of ``steps`` are start times in Unix time.
+    """The traffic of a period. ``step`` is in seconds; the keys of ``steps`` are Unix times.
 
-    ``topics`` and ``senders`` are ordered by messages, descending. ``points`` has the messages of
-    the busiest topics by step. ``source`` describes the origin of the statistics. ``counted`` is
-    the part of the period that was counted, in Unix time; None means all of it.
+    ``topics`` and ``senders`` begin with the busiest. ``points`` are the numbers of messages of the
+    busiest topics, by start of the step. ``source`` describes the origin of the statistics.
+    ``counted`` is the part of the period that was counted, in Unix time; None means all of it.
     """
 
     source: str
@@ -77,7 +77,7 @@ class ReportStatistics:
 
 @dataclass(frozen=True)
 class ExchangeFlow:
-    """An exchange with its counts since it was created: copies by destination, and outcomes.
+    """An exchange, and its numbers of copies and outcomes since the exchange was created.
 
     ``source`` is a namespace and a queue.
     """
@@ -92,7 +92,7 @@ class ExchangeFlow:
 class Report:
     """The contents of the page. ``database`` describes the database, without secrets.
 
-    ``home`` is the namespace that the page omits before the names of queues.
+    Names of queues have no prefix if their namespace is ``home``.
     """
 
     database: str
@@ -118,7 +118,7 @@ class Report:
 
 
 def parse_time(text: str, now: datetime) -> datetime:
-    """Parse ISO 8601 (UTC if it has no zone) or an age such as ``24h``; raises ValueError."""
+    """Parse ISO 8601 (UTC if without a zone) or an age such as ``24h``; raises ValueError."""
     if match := _AGE.fullmatch(text.strip()):
         return now - timedelta(seconds=int(match[1]) * _UNIT_SECONDS[match[2]])
     try:

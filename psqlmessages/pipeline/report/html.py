@@ -36,7 +36,7 @@ _OUTCOMES: Final = {
 
 
 def render_page(report: Report) -> str:
-    """Return the page."""
+    """Return the report as an HTML page that needs no other file."""
     statistics = report.statistics
     has_latency = statistics.total and statistics.total.latency
     return Template(_read_asset("report/page.html")).substitute(
@@ -59,7 +59,7 @@ def render_page(report: Report) -> str:
         exchanges=_render_exchanges(report.flows),
         copies=_render_copies(report.flows, report.home),
         data=json.dumps(report.as_json(), ensure_ascii=False).replace("<", r"\u003c"),
-        # All modules in one script: a page opened from disk may not import files.
+        # All modules in one script: a page that is opened from disk cannot import files.
         script=_escape_script("\n".join(map(_wrap_module, _MODULES))),
     )
 
@@ -90,7 +90,7 @@ def _render_totals(statistics: ReportStatistics, seconds: float) -> str:
 def _render_busiest(
     kind: str, entries: Mapping[str, TrafficStatistics], statistics: ReportStatistics
 ) -> str:
-    """Render a table of the first TABLE_ROWS entries, and the number of the others."""
+    """Render a table of the first TABLE_ROWS entries, and the number of further entries."""
     total = statistics.total.count if statistics.total else 1
     heads = [kind, "Messages", "Share", "Bytes", "Size p50", "Size p95", "Size p99"]
     if statistics.total and statistics.total.latency:
@@ -128,7 +128,7 @@ def _render_copies(flows: Iterable[ExchangeFlow], home: str) -> str:
             queues = [_format_queue(queue, home) for queue in (flow.source, each["to"])]
             texts = (flow.name, *queues, each["selector"] or "always")
             rows.append([*map(escape, texts), f"{each['copies']:,}"])
-    return _render_table(["Exchange", "From", "To", "When", "Copies"], rows, texts=4)
+    return _render_table(["Exchange", "From", "To", "When", "Copies"], rows, text_count=4)
 
 
 def _format_queue(queue: tuple[str, str], home: str) -> str:
@@ -136,16 +136,16 @@ def _format_queue(queue: tuple[str, str], home: str) -> str:
     return name if namespace == home else f"{namespace}/{name}"
 
 
-def _render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Render a table of HTML cells; the columns after the first ``texts`` have numbers."""
-    classes = [""] * texts + [' class="number"'] * (len(heads) - texts)
+def _render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_count: int = 1) -> str:
+    """Render a table of HTML cells; the columns after the first ``text_count`` have numbers."""
+    classes = [""] * text_count + [' class="number"'] * (len(heads) - text_count)
     columns = zip(heads, classes, strict=True)
     head = "".join(f'<th scope="col"{class_}>{name}</th>' for name, class_ in columns)
     body = ""
-    for first, *cells in rows:
-        rest = zip(cells, classes[1:], strict=False)
-        others = "".join(f"<td{class_}>{cell}</td>" for cell, class_ in rest)
-        body += f'<tr><th scope="row">{first}</th>{others}</tr>'
+    for row_head, *cells in rows:
+        pairs = zip(cells, classes[1:], strict=False)
+        row = "".join(f"<td{class_}>{cell}</td>" for cell, class_ in pairs)
+        body += f'<tr><th scope="row">{row_head}</th>{row}</tr>'
     return f'<table class="list"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
@@ -183,7 +183,7 @@ def _read_asset(name: str) -> str:
 
 
 def _wrap_module(name: str) -> str:
-    """Return a module as a function that returns its exports; its imports read `modules`."""
+    """Return a script that stores a module's exports in `modules`, and imports from `modules`."""
     source = _read_asset(f"monitor/{name}.js").replace("../monitor/", "./")
     names = ", ".join(match[2] for match in _EXPORT.finditer(source))
     source = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r'const \1 = modules["\2"];', source))

@@ -1,7 +1,6 @@
 """Calls that mark topics for the archive. No I/O, no Spark.
 
-A mark is a subscription of the node IDENT: it retains the messages after its position until they
-are archived.
+A mark is a subscription of the node IDENT: it retains the messages that are not archived yet.
 """
 
 from __future__ import annotations
@@ -20,24 +19,25 @@ _TIMEOUT_SECONDS: Final = 2**31 - 1
 
 
 def can_be_archived(topic: str) -> bool:
-    """Return whether the pipeline can name a topic: its options separate names by commas."""
+    """Return whether the source's option ``topic``, a list with commas, can name a topic."""
     return "," not in topic and topic == topic.strip()
 
 
 def read_last_removed_id(topic: str) -> Call[int]:
-    """Return the id up to which messages of a topic were removed; 0 if none were."""
+    """Create a call that returns the id of the last removed message of a topic; 0 if none was."""
     return Call(
         "SELECT messages.stream_horizons(%s, ARRAY[%s::text])",
         check_names(IDENT, topic),
-        lambda answer: int(raise_for_error(answer)["Topics"][0]["Removed"]),
+        # A pattern may match no topic. `mark` refuses patterns.
+        lambda answer: next((int(t["Removed"]) for t in raise_for_error(answer)["Topics"]), 0),
     )
 
 
 def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
-    """Mark topics: retain their messages after these positions until they are archived.
+    """Create a call that marks topics, or moves their marks: topic → last archived id.
 
-    Returns the topics that lost messages after their position, with the last removed id. Raises
-    InvalidArgument for a topic that cannot be archived.
+    The call returns the topics whose messages after that id were removed: topic → last removed id.
+    Raises InvalidArgument for a topic that cannot be archived.
     """
     for topic in positions:
         if not can_be_archived(topic):
@@ -54,12 +54,12 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
 
 
 def unmark(topic: str) -> Call[bool]:
-    """Remove the mark of a topic; return False if there was none."""
+    """Create a call that removes the mark of a topic, and returns False if there was none."""
     return unsubscribe(IDENT, topic)
 
 
 def list_marked() -> Call[list[str]]:
-    """List the marked topics that the rules allow this role to use, ordered by name."""
+    """Create a call that lists the marked topics that the rules let the role use, by name."""
     return Call(
         "SELECT json_agg(s.topic ORDER BY s.topic) FROM messages.stream_subscriptions AS s"
         " WHERE s.client = %s",
