@@ -19,8 +19,8 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, MessagesError, NodeClosed, NotInitialized
 
 _CLOSING_SECONDS = 6.0
-# Less than by default: the statements of calls take little time, and while one runs, no probe
-# detects a lost connection.
+# Shorter than the default, because no probe runs during a statement: only this limit detects that
+# the connection is lost. The statements of calls are short.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
 _MIN_CONNECT_TIMEOUT = Options().probe_timeout
 
@@ -147,7 +147,7 @@ def get_client(base_ident: str, dsn: str) -> RpcClient:
 
 
 def close_clients() -> None:
-    """Close the RPC clients of this process; the next ``call`` creates a new one."""
+    """Close the RPC clients of this process; the next ``get_client`` creates a new one."""
     with _lock:
         closing = list(_clients.values())
         _clients.clear()

@@ -48,10 +48,10 @@ def stop_on_signals(
 def exit_after(seconds: float) -> None:
     """End the process with exit code 1 after this time, unless all threads have ended before.
 
-    Without this, Python may hang at exit, since it waits for all threads. Prints the stack of each
-    thread. PostgreSQL then rolls back the open transactions of the process.
+    Prints the stack of each thread then. PostgreSQL rolls back the process's open transactions.
+    Without this, Python may hang at exit, since it waits for all threads.
     """
-    # The timer thread does not need the interpreter. Signal handlers may start it.
+    # The timer thread does not need the interpreter, so a signal handler can start it safely.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
     # Cancel when all threads have ended: the rest of Python's exit may take seconds.
     atexit.register(faulthandler.cancel_dump_traceback_later)

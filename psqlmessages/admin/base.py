@@ -271,14 +271,14 @@ def database() -> str:
     return router.db_for_write(Auth)
 
 
-def error_text(error: OperationalError) -> str:
-    """Return the text of a transient error from PostgreSQL; re-raise any other error."""
+def error_text(error: OperationalError, sentence: str = _("Nothing was saved: {error}.")) -> str:
+    """Return a sentence about a transient error from PostgreSQL; re-raise any other error."""
     cause = error.__cause__
     if not (isinstance(cause, psycopg.Error) and is_transient(cause)):
         raise error
     text = cause.diag.message_primary or str(cause)
     hint = f" {cause.diag.message_hint}" if cause.diag.message_hint else ""
-    return _("Nothing was saved: {error}.").format(error=text) + hint
+    return sentence.format(error=text) + hint
 
 
 def current_role() -> str:

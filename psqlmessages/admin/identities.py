@@ -17,7 +17,7 @@ from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(VerbatimForm):
-    """Keeps spaces at the ends of names, for which the admin shows a warning."""
+    """Keeps spaces at the ends of names; the admin warns about them."""
 
     class Meta:
         model = WebIdentity
@@ -30,7 +30,7 @@ class WebIdentityForm(VerbatimForm):
 
 @admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
-    """The idents that users and groups may use. Open WebSockets apply changes in a second."""
+    """The idents that users and groups may use. An ident that is lost ends its nodes soon."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")
@@ -62,6 +62,6 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
 
 
 def identity_of(entry: WebIdentity) -> Identity:
-    """Convert a row to an entry of a document of definitions."""
+    """Convert a row to an entry of a definitions file."""
     user = entry.user.get_username() if entry.user else None
     return Identity(user, entry.group.name if entry.group else None, entry.ident)

@@ -1,4 +1,4 @@
-"""Connected nodes in the admin, with an action to disconnect them."""
+"""Registered nodes in the admin, with an action to disconnect them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class ClientAdmin(OpenTransactionsAdmin):
                 else:
                     closed.append(client)
         except OperationalError as error:
-            self.report_transient_error(request, error)
+            text = base.error_text(error, _("Not all nodes were disconnected: {error}."))
+            self.message_user(request, text, messages.ERROR)
         if closed:
             # Housekeeping ends nodes without a connection, and sends their events.
             base.fetch_rows("SELECT messages.evaluate()")

@@ -43,8 +43,8 @@ def run(
 ) -> int:
     """Run the checks and print the findings; fail if one of them is a problem.
 
-    ``complete_fix`` returns a fix with the options that select the checked database. ``names`` are
-    the fields ``node`` and ``topic`` of CheckContext, if they are known.
+    ``complete_fix`` adds the options that select the checked database to the text of a fix.
+    ``names`` are the fields ``node`` and ``topic`` of CheckContext, if they are known.
     """
     findings = []
     for finding in run_checks(arguments.dsn, *further_checks, **names):
@@ -56,7 +56,9 @@ def run(
     if arguments.json:
         print(json.dumps({"wrong": problems, "findings": [asdict(each) for each in findings]}))
     else:
-        print(f"\n{problems} wrong" if problems else "\nnothing wrong", file=sys.stderr)
+        unknown = sum(finding.state is FindingState.UNKNOWN for finding in findings)
+        summary = f"{problems} wrong" if problems else "nothing wrong"
+        print(f"\n{summary}" + (f", {unknown} unknown" if unknown else ""), file=sys.stderr)
     return 1 if problems else 0
 
 

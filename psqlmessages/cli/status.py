@@ -24,12 +24,12 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Print topics and the usage of the notification queue; fail if the role may not use TOPIC."""
+    """Print topics and the usage of the notification queue; fail if TOPIC is not listed."""
     with connect_as(arguments.dsn, "status") as connection:
         topics = read_topics(connection, arguments.topic)
         usage = read_queue_usage(connection)
     if arguments.topic is not None and not topics:
-        return fail(f"no rule lets this role use the topic {arguments.topic}")
+        return fail(f"there is no topic {arguments.topic}, or no rule lets this role use it")
     if arguments.json:
         rows = [row._asdict() for row in topics]
         print(json.dumps({"topics": rows, "queue_usage": usage}, ensure_ascii=False))

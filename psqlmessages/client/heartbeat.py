@@ -1,7 +1,7 @@
 """Heartbeat: when to probe a connection, and when it is lost. No I/O, no clock.
 
-A probe is a notification to the session's own channel, and its echo is the arrival of that. Once
-an echo has arrived, probes are queries. The intervals are in options.py.
+The first probe of a connection is a notification to the session's own channel; its arrival is the
+echo. After an echo, probes are queries. The intervals are in options.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PROBE: Final = "Probe"
 
 
 class Heartbeat:
-    """When housekeeping and probes of one connection are due, and whether a probe is overdue.
+    """When housekeeping and probes of one connection are due, and whether an echo is overdue.
 
     All times are seconds of a monotonic clock that the caller passes in.
     """
@@ -25,9 +25,8 @@ class Heartbeat:
         self._housekeeping_seconds = options.evaluate_interval.total_seconds()
         self._probe_interval_seconds = options.probe_interval.total_seconds()
         self._probe_timeout_seconds = options.probe_timeout.total_seconds()
-        # Time limit for answers to housekeeping and probes. The first housekeeping after a loss
-        # begins within evaluate_interval. With this limit, it detects the loss within
-        # probe_interval + probe_timeout, as a probe does.
+        # Time limit for answers to housekeeping and probes. A loss should be detected within
+        # probe_interval + probe_timeout, but housekeeping begins only within evaluate_interval.
         self.answer_seconds = max(
             self._probe_timeout_seconds,
             self._probe_interval_seconds + self._probe_timeout_seconds - self._housekeeping_seconds,
@@ -78,8 +77,8 @@ class Heartbeat:
     def create_echo_payload(self) -> str | None:
         """Return the payload of the probe's notification; None if the probe should be a query.
 
-        After one echo, queries are enough: notifications and answers use the same TCP connection.
-        A query writes no WAL.
+        An echo shows that notifications arrive. Then a query is enough, as its answer takes the
+        same TCP connection. A query writes no WAL.
         """
         if self._has_echoed:
             return None

@@ -1,4 +1,4 @@
-"""Base class of Node and AsyncNode, and their methods that each run one call.
+"""Base class of Node and AsyncNode, and the functions that make their methods.
 
 Each method has the name, docstring and parameters of a function that creates the call. A method
 made by ``acting_method`` has no parameter for the node, and passes the acting node.

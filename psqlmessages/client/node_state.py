@@ -59,9 +59,9 @@ class NodeCounters:
     """Counters since the node was created; reading them needs no query.
 
     ``received`` counts notifications, ``fetched`` large bodies, ``foreign`` notifications on
-    unknown channels, ``late_answers`` answers that came after the timeout, ``lost_bodies`` large
-    bodies that could not be fetched, ``evaluation_failures`` failed housekeeping and probes,
-    ``gaps`` expired subscriptions, ``dropped_events`` events of a program that reads no messages.
+    unknown channels, ``late_answers`` answers to calls that had ended, ``lost_bodies`` large
+    bodies of messages that could not be fetched, ``evaluation_failures`` failed housekeeping and
+    probes, ``gaps`` expired subscriptions, ``dropped_events`` events that the program never reads.
     """
 
     calls: int = 0
@@ -99,7 +99,7 @@ class NodeState:
 
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
-        # The PostgreSQL role of the connection.
+        # The PostgreSQL role of the connection; a placeholder until there is one.
         self.role = Caller().role
         self.options = options
         self.registration = Registration(ident)
@@ -110,7 +110,7 @@ class NodeState:
         self.wakeups = WakeupCounters()
         self.wait_lists = WaitLists(self.wakeups)
         self.channel = ""
-        # A session with more unread messages is disconnected.
+        # The session disconnects if the inbox has more messages. Only a Gateway sets a limit.
         self._inbox_maximum = inf
         self.inbox: deque[Notification] = deque()
         self._headers = HeaderCache()
@@ -324,7 +324,7 @@ class NodeState:
         return bool(self._pending)
 
     def next_body(self, pending: PendingCall) -> Steps[Any]:
-        """Return the body of the next answer; raise its error, or the one that ended the wait."""
+        """Return the body of the oldest received answer; raise the error that came instead."""
         notification, text = yield from self._next_answer(pending)
         try:
             enc = notification.header.get("Enc")
@@ -334,7 +334,7 @@ class NodeState:
             raise MessagesError(f"{self.ident}: the answer is malformed") from None
 
     def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
-        """Return the next answer; raise its error, or the one that ended the wait."""
+        """Return the oldest received answer; raise the error that came instead."""
         notification, text = yield from self._next_answer(pending)
         message = self.create_message(notification, text, replier)
         if message is None:

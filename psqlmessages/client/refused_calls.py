@@ -15,7 +15,7 @@ from psqlmessages.exceptions import (
     TopicNotExistent,
 )
 
-# Callers choose the names in rules, so limit the number of rules. Further ones count as OTHERS.
+# Callers choose the names, so limit how many missing rules are counted. Others count as OTHERS.
 MAX_RULES: Final = 500
 _ERROR_CLASSES: Final = (
     DestinationNotAuthorized,
@@ -71,7 +71,7 @@ class RefusedCalls:
 
 
 def needed_rule(ident: str, error: MessagesError) -> NeededRule:
-    """Return the rule that would allow a refused call."""
+    """Return the rule that the caller lacks, as far as the error names it."""
     values = error.values
     named_ident = values.get("ident", "")
     if isinstance(error, IdentNotAuthorized) or named_ident == ident:

@@ -54,7 +54,7 @@ class Registration:
             self.drop(ident or self.acting_node, UNDOES[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Record that an administrator has ended or restored joins, if the event says so."""
+        """Record which joins an administrator has ended or restored, if the event is about one."""
         joins = self._nodes.get(ident, {})
         if event == "disconnect":
             joins.clear()
@@ -75,7 +75,7 @@ class Registration:
         ]
 
     def joins(self) -> list[tuple[str, str, str]]:
-        """Return the joins of all nodes as (ident, function, topic), ordered by topic."""
+        """Return the active joins of all nodes as (ident, function, topic), ordered by topic."""
         return sorted(
             ((ident, *join) for ident in self._nodes for join in self._active_joins(ident)),
             key=lambda join: (join[2], join[0], join[1]),

@@ -47,7 +47,7 @@ class DecisionCache(Generic[T]):
 
     @classmethod
     def of(cls, tree: Mapping[str, FieldTree]) -> DecisionCache[T] | None:
-        """Return a cache for an expression that only reads a few whole headers; otherwise None."""
+        """Return a cache if the expression reads only complete values of few headers, or None."""
         msg = tree.get("msg")
         if tree.keys() != {"msg"} or msg is None or msg.keys() != {"headers"}:
             return None
@@ -81,13 +81,13 @@ class DecisionCache(Generic[T]):
 MAX_CHARACTERS: Final = 1000
 
 _LOCATION: Final = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<text>.*)")
-# The evaluation of this expression compiles the pattern in the state.
+# To evaluate this expression, RE2 compiles the pattern in the CEL variable `state`.
 _PATTERN_PROBE: Final = '"".matches(state.pattern)'
 
 
 @dataclass(frozen=True, eq=False)
 class InputFields:
-    """The fields that expressions read, and their maximum size in total (see cost.py)."""
+    """The fields that expressions read, and the limit for their total size (see cost.py)."""
 
     tree: Mapping[str, FieldTree]
     max_units: int

@@ -51,7 +51,7 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
         try:
             changes.apply(difference, changes.fingerprint(current), arguments.database)
         except changes.DefinitionsChanged:
-            return fail("the rules have changed during the import: run it again")
+            return fail("the rules or web identities have changed during the import: run it again")
         except DatabaseError as error:
             return fail(str(error).strip())
     print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)

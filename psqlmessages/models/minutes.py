@@ -8,9 +8,9 @@ from psqlmessages.models.names import NameField
 
 
 class TopicMinute(models.Model):
-    """Messages to a topic in a minute. A topic without messages has no row.
+    """Messages to a topic in a minute.
 
-    The busiest topics have rows. The row with topic "" has the sums of all other topics.
+    The busiest topics with messages have a row each. The row with topic "" has the sums of others.
     """
 
     topic = NameField()

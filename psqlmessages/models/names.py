@@ -15,7 +15,7 @@ def is_name(name: str) -> bool:
     return 0 < len(name) <= NAME_CHARACTERS and not describe_unstorable(name)
 
 
-# Unicode controls that change the direction of text. An isolate begins and ends with one.
+# Unicode controls that change the direction of text. An isolate is text between two of them.
 _DIRECTION_CONTROLS: Final = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _ISOLATE: Final = "\u2068"
 _END_OF_ISOLATE: Final = "\u2069"
@@ -29,14 +29,15 @@ def isolate(name: object | None) -> str:
     text = "" if name is None else str(name)
     if not (controls := _DIRECTION_CONTROLS.findall(text)):
         return text
-    # Begin an isolate for each that the text ends, and end one for each that the text begins.
+    # Each U+2069 in the text ends an isolate, so begin as many more. Then end all that may be open:
+    # one for each control is enough, and surplus ends have no effect.
     begins = 1 + controls.count(_END_OF_ISOLATE)
     return _ISOLATE * begins + text + _END_OF_ISOLATE * (begins + len(controls))
 
 
 def patterns(name: str) -> list[str]:
     """List the values in rules that match a name: the name, and each of its prefixes with *."""
-    # Rules have no longer patterns, and the time grows with the square of the length.
+    # Patterns in rules are at most this long. The time grows with the square of the length.
     longest = min(len(name), NAME_CHARACTERS)
     return [name, *(f"{name[:length]}*" for length in range(longest + 1))]
 
@@ -49,7 +50,7 @@ class NameField(models.CharField):
 
 
 class RoleField(models.CharField):
-    """The name of a PostgreSQL role: at most 63 bytes."""
+    """The name of a PostgreSQL role: at most 63 characters, as PostgreSQL allows 63 bytes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_length": 63, "db_collation": "C", **kwargs})

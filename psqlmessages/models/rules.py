@@ -22,8 +22,8 @@ class RuleManager(models.Manager["Auth"]):
 class Auth(models.Model):
     """A rule. If several rules match, all their modes are allowed, with the longest timeout.
 
-    Triggers apply a change to connected nodes in its transaction. In psql, use the view
-    ``messages.auth``.
+    Triggers apply a change of rules to connected nodes in the same transaction. Rows that another
+    transaction has locked follow in housekeeping. In psql, use the view ``messages.auth``.
     """
 
     class Type(models.TextChoices):

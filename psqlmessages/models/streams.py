@@ -13,10 +13,11 @@ from psqlmessages.models.names import NameField, isolate
 class Subscription(models.Model):
     """A node's position in the stream of a topic.
 
-    A subscription expires ``timeout`` seconds after its last read or ping at ``pinged_at``.
+    A subscription expires ``timeout`` seconds after ``pinged_at``, the time of its last read.
     ``topic`` is a name and no foreign key, because the row of a topic without messages may be
     removed and created again. ``is_alive`` is false once the subscription was found expired.
-    ``is_recovered`` is false if it has missed messages, until its node connects again.
+    ``is_recovered`` is false after the subscription has missed messages, until its node connects
+    again or its position is reset.
     """
 
     ident = NameField()

@@ -54,8 +54,8 @@ class Broadcast:
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
         """Send a ready viewer all data of its page, or only a status if its user is not checked."""
-        viewer.has_snapshot = True
-        if not viewer.is_ready():
+        viewer.has_started = True
+        if not viewer.check_ready():
             return
         if viewer.is_checked:
             viewer.send_frame("snapshot", *self._snapshot(viewer, now))
@@ -80,7 +80,7 @@ class Broadcast:
         lists = self._encode_lists(second, sends_rows=sends_rows)
         details = self._encode_details(second)
         for viewer in list(self._observer.viewers):
-            if not viewer.has_snapshot or not viewer.is_ready():
+            if not viewer.has_started or not viewer.check_ready():
                 continue
             if viewer.is_behind or not viewer.is_checked:
                 self.send_snapshot(viewer, now)

@@ -76,7 +76,7 @@ class MonitorConsumer(Socket):
         if self._viewer is not None:
             get_observer().remove(self._viewer)
 
-    # Called by the credential monitor
+    # Called by CredentialMonitor of relay/revalidation.py
 
     def permits(self, user: Any) -> bool:
         """Return whether the reloaded user may still view the monitor; called in a thread."""

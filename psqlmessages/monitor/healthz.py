@@ -81,11 +81,12 @@ async def _is_database_answering() -> bool:
             attempt = _attempts[loop] = loop.create_task(
                 run_queries("healthz", None, [("SELECT", ())], _TIMEOUT_SECONDS)
             )
-        # Not `await attempt`: if the connection hangs, closing it may hang too.
+        # To await the attempt with a time limit would also wait until its connection is closed,
+        # which may hang.
         await asyncio.wait({attempt}, timeout=remaining)
         if attempt.done() and not attempt.cancelled():
             # None: the connection failed; [None]: the query took too long.
             return attempt.result() not in (None, [None])
-        # The next attempt begins when this one has ended.
+        # The time is over, or another request has cancelled the attempt: then begin a new one.
         attempt.cancel()
     return False

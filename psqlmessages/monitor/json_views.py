@@ -74,7 +74,7 @@ async def read_shared_text(key: Hashable, read: ReadText, pause_factor: float = 
 
 
 def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[..., Any]:
-    """Convert a function that returns JSON text, or None if the database fails, to a view.
+    """Make a view of a function that returns JSON text, or None if the database fails.
 
     The view answers 401 or 403 without permission, and 503 if the database fails.
     """

@@ -34,7 +34,7 @@ _QUERY_TIMEOUT_SECONDS: Final = 2.0
 
 
 async def read_problems() -> list[Problem]:
-    """Return the current problems, errors first; no check has a result if the database fails."""
+    """Return the current problems, errors first; if the database fails, those of this process."""
     settings = get_settings()
     queries = [(check.query, check.values(settings)) for check in CHECKS]
     answers = await read_once(
@@ -47,12 +47,12 @@ async def read_problems() -> list[Problem]:
 
 
 def current_problems() -> list[Problem]:
-    """Return the problems; all viewers of this process share a result for one second."""
+    """Return the problems; viewers with the same language share a result for one second."""
     return read_shared("problems", async_to_sync(read_problems))
 
 
 async def current_problems_async() -> list[Problem]:
-    """Call current_problems in a thread pool: a slow database delays no synchronous view."""
+    """Run current_problems in its own threads, so that a slow database delays no other view."""
     return await sync_to_async(current_problems, thread_sensitive=False)()
 
 

@@ -177,7 +177,7 @@ class Observer:
         """Repeatedly register the node if necessary, and read topics and rules."""
         while True:
             self._wakeup.clear()
-            new_viewers = {viewer for viewer in self.viewers if not viewer.has_snapshot}
+            new_viewers = {viewer for viewer in self.viewers if not viewer.has_started}
             try:
                 is_successful = await self._observe()
                 if is_successful:

@@ -445,6 +445,8 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
             cure = gettext("Stop the calls, or allow them: {statement}").format(
                 statement=rule_statement(ident, type_, dest, mode)
             )
+            if type_ == "Rpc":
+                cure += " " + gettext("The called node must have a rule of its own.")
         name = " ".join(filter(None, (ident, type_, dest, mode)))
         yield Problem("refused_calls", name, Severity.WARNING, sentence, link, cure, since)
 

@@ -23,7 +23,7 @@ INTERVAL_SECONDS: Final = 5.0
 _QUERY_TIMEOUT_SECONDS: Final = 5
 # The table keeps at most this number of rows, those that changed last.
 MAX_ROWS: Final = 1000
-# A write has at most this number of rules. One more row counts the calls that lack other rules.
+# A write has at most this number of rules. All other refused calls are counted in one more row.
 _MAX_RULES_PER_WRITE: Final = 100
 _RETENTION_DAYS: Final = 7
 
@@ -77,7 +77,7 @@ async def write_counts() -> None:
 
 
 def _limit_rules(counts: Counter[NeededRule]) -> Counter[NeededRule]:
-    """Limit the number of rules; omit the rule of monitors, because their pages report it."""
+    """Limit the number of rules; omit those of the monitor's nodes, which its pages report."""
     own_prefix = ident_pattern()[:-1]
     result: Counter[NeededRule] = Counter()
     for rule, count in counts.most_common():

@@ -29,7 +29,7 @@ class MonitorStatus:
         self.is_disconnected = False
         self.first_observed_at: float | None = None
         self.live_since: float | None = None
-        self.missing_role: str | None = None
+        self.role_without_rule: str | None = None
         self._reason = ""
         self._was_refused = False
         self._gap_start: float | None = None
@@ -43,15 +43,15 @@ class MonitorStatus:
         self._close_gap(now)
 
     def on_not_observing(
-        self, now: float, missing_role: str | None = None, reason: str = ""
+        self, now: float, role_without_rule: str | None = None, reason: str = ""
     ) -> None:
         """Record that the monitor does not observe.
 
-        If that was refused, ``reason`` says why; ``missing_role`` is the role that lacks a rule.
+        If observing was refused, ``reason`` says why, and ``role_without_rule`` lacks the rule.
         """
         self.is_registered, self.is_disconnected = False, False
-        self._was_refused = bool(missing_role or reason)
-        self.missing_role, self._reason = missing_role, reason
+        self._was_refused = bool(role_without_rule or reason)
+        self.role_without_rule, self._reason = role_without_rule, reason
         self._open_gap(now)
 
     def on_connection_lost(self, now: float) -> None:
@@ -66,8 +66,8 @@ class MonitorStatus:
             self._close_gap(now)
 
     def on_read(self, now: float) -> None:
-        """Record that the queries succeeded; after an outage of queries, ``live_since`` is now."""
-        if self.name(now) == UNREACHABLE and not self.is_disconnected:
+        """Record that the queries succeeded, and the end of an outage of the queries."""
+        if self.is_registered and self.name(now) == UNREACHABLE and not self.is_disconnected:
             self.live_since = now
         self._read_failed_since = None
 
@@ -95,7 +95,7 @@ class MonitorStatus:
             "since": self.first_observed_at,
             "live_since": self.live_since if name == LIVE else None,
             "why": self._reason if name == NOT_OBSERVING else "",
-            "missing_role": self.missing_role if name == NOT_OBSERVING else None,
+            "role_without_rule": self.role_without_rule if name == NOT_OBSERVING else None,
             "gaps": [*self.gaps, *([(self._gap_start, None)] if self._gap_start else [])],
         }
 

@@ -27,7 +27,7 @@ MAX_SEARCHED: Final = 10_000
 _SHOWN_CHARACTERS: Final = 2000
 _MAX_ID: Final = 2**63 - 1
 
-# The primary key finds the first message after an id.
+# The index of the primary key, which begins with topic and id, finds the first message.
 _MESSAGES: Final = """
     SELECT m.id, m.sender, m.published_at, m.enc, octet_length(m.payload),
         CASE WHEN %(with_bodies)s THEN left(m.payload, %(shown)s) END
@@ -39,7 +39,7 @@ _MESSAGES: Final = """
         OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
     ORDER BY m.id LIMIT %(limit)s
 """
-# The position before the page that ends before an id; null if no message is before this id.
+# The page of the messages just before an id: its lowest id minus 1; null if there are none.
 _PREVIOUS_POSITION: Final = """
     SELECT min(m.id) - 1 FROM (
         SELECT s.id FROM psqlmessages_streammessage AS s
@@ -62,7 +62,10 @@ class StoredMessage(NamedTuple):
 @require_safe
 @require_monitor_access
 def stored_messages(request: HttpRequest) -> HttpResponse:
-    """Show a page of messages: those ``after`` an id, from a ``time`` on, or the last ones."""
+    """Show a page of messages: those ``after`` an id, or from a ``time`` on.
+
+    Without either, show the last messages, or the first matches of a ``search``.
+    """
     check_parameters(request, ["topic", "time", "after", "search"])
     name = require_topic_name(request.GET.get("topic", ""))
     topic = Topic.objects.using(database()).filter(name=name).first()
@@ -97,7 +100,10 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
 
 
 def _position_before_page(request: HttpRequest, topic: Topic, search: str) -> int:
-    """Return the id after which the requested page begins; by default, a search begins at 0."""
+    """Return the id after which the requested page begins.
+
+    Without ``after`` and ``time``, a search begins at 0; otherwise the last page is shown.
+    """
     if text := request.GET.get("after"):
         if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= _MAX_ID):
             raise BadRequest("The parameter 'after' is not an id.")

@@ -29,7 +29,7 @@ def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
     size = len(EncodedBody.of(read_body(fields)).text.encode())
     text = _("A message of {size:,} bytes will be sent to the topic as the node {node}.")
     rows = fetch(_LISTENERS, [[topic.name]], database())
-    subscriptions = Subscription.objects.using(database()).filter(topic=topic.name)
+    subscriptions = Subscription.objects.using(database()).filter(topic=topic.name, is_alive=True)
     subscribers = list(subscriptions.values_list("ident", flat=True)[: _MAX_NODES + 1])
     sentences = [
         text.format(size=size, node=isolate(own_ident())),
@@ -37,7 +37,7 @@ def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
     ]
     if _is_published(fields):
         sentences += [
-            _("It is stored for these subscriptions: {nodes}.").format(
+            _("It will be stored, and these subscriptions will read it: {nodes}.").format(
                 nodes=_join_names(subscribers)
             ),
             _("Their nodes will process it like any other message."),

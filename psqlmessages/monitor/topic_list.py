@@ -29,7 +29,7 @@ DEFAULT_SORT: Final = "-rate"
 class TopicQuery(NamedTuple):
     """A page of the list; ``search`` is a text to find in names of topics and their nodes.
 
-    ``sort`` is a column, after ``-`` to sort descending. ``page`` is a number from 1.
+    ``sort`` is a column; a ``-`` before it sorts descending. ``page`` is a number from 1.
     """
 
     search: str = ""
@@ -86,7 +86,7 @@ class TopicPage(NamedTuple):
 
 
 def parse_query(values: Mapping[Any, Any]) -> TopicQuery | None:
-    """Parse the fields ``q``, ``sort`` and ``page`` of a request; None if one is malformed."""
+    """Parse ``q``, ``sort`` and ``page`` of a WebSocket request; None if one is malformed."""
     search, sort = values.get("q", ""), values.get("sort", DEFAULT_SORT)
     page = values.get("page", 1)
     if not (isinstance(search, str) and isinstance(sort, str) and type(page) is int):

@@ -18,15 +18,15 @@ from psqlmessages.relay.socket import TOO_SLOW
 # A page with this number of unread frames gets no more, and is closed after the timeout.
 MAX_UNREAD_FRAMES: Final = 8
 READ_TIMEOUT_SECONDS: Final = 10.0
-# Minimum interval of frames with only the status; slightly shorter than the broadcast's heartbeat.
+# Minimum interval of frames with only the status, just below _HEARTBEAT_SECONDS of broadcast.py.
 _STATUS_INTERVAL_SECONDS: Final = 0.9
 
 
 class Viewer:
     """Sends frames to one page, and skips frames while the page reads too slowly.
 
-    ``topic`` is None if the page shows the topic list, of which ``query`` selects a page.
-    ``is_behind``: the next frame must be a snapshot. ``has_snapshot``: the broadcast has called
+    ``topic`` is None if the page shows the list of topics; ``query`` then selects a part of it.
+    ``is_behind``: the next frame must be a snapshot. ``has_started``: the broadcast has called its
     ``send_snapshot`` for this viewer. ``send`` and ``close`` are methods of the WebSocket.
     """
 
@@ -42,7 +42,7 @@ class Viewer:
         self.query = TopicQuery()
         self.access = access
         self.is_behind = True
-        self.has_snapshot = False
+        self.has_started = False
         self._send = send
         self.close = close
         # Random number and time of each unread frame. After reading a frame, the page echoes the
@@ -58,8 +58,11 @@ class Viewer:
         """Whether the user was checked within the last ``MAX_UNCHECKED_SECONDS``."""
         return monotonic() - self._checked_at <= MAX_UNCHECKED_SECONDS
 
-    def is_ready(self) -> bool:
-        """Return whether a frame can be sent now; close a page that reads nothing for too long."""
+    def check_ready(self) -> bool:
+        """Return whether a frame can be sent now; close a page whose oldest frame waits too long.
+
+        If not, the next frame must be a snapshot.
+        """
         if len(self._unread) < MAX_UNREAD_FRAMES:
             return True
         if monotonic() - self._unread[0][1] > READ_TIMEOUT_SECONDS:

@@ -19,7 +19,7 @@ _MAX_VALUE_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of an operation. ``default``: the value of an optional field, missing or null."""
+    """A field of an operation. ``default``: its value if it is missing or null."""
 
     type: type[str] | type[bool] = str
     is_required: bool = True
@@ -30,7 +30,7 @@ _TEXT = Field()
 _OPTIONAL_TEXT = Field(is_required=False)
 _TOPIC = {"topic": _TEXT}
 
-# The fields of each operation. Except those of init, they are SQL's arguments, in this order.
+# The fields of each operation: except for init and deinit, the arguments of its SQL function.
 OPERATIONS: Final[dict[str, dict[str, Field]]] = {
     "init": {"ident": _TEXT, "events": Field(bool, is_required=False, default=True)},
     "deinit": {},

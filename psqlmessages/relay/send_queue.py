@@ -16,9 +16,10 @@ _SLICE_SECONDS: Final = 0.01
 
 
 class FlushScheduler:
-    """Flushes all send queues of one event loop in one callback.
+    """Flushes the send queues of one event loop together.
 
-    Frames that are queued before the callback need one write per reader, and wake no task.
+    Frames that are queued before the callback need one write of up to 64 KiB per reader. No task
+    has to wake up while readers are fast.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class FlushScheduler:
 
 _schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushScheduler] = WeakKeyDictionary()
 
-# A write gets no more frames from this size on. The limits of the queue exclude written bytes.
+# A write of this size gets no more frames. Written frames do not count for the queue's limits.
 _WRITE_BYTES: Final = 64 * 1024
 
 

@@ -36,7 +36,7 @@ class AcceptedInput(NamedTuple):
 
 
 def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
-    """Return the URLs of the API, whose views refuse unknown query arguments and unread bodies."""
+    """Return the URLs of the API. Views refuse query arguments and bodies that they do not take."""
     url_patterns, app, namespace = api.urls
     # The keys are routes, then methods.
     inputs: dict[str, dict[str, AcceptedInput]] = {}

@@ -226,7 +226,7 @@ NO_YAML: list[tuple[str, str]] = [
     ),
     ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not supported"),
     ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' occurs twice"),
-    ("? [a]\n: 1", "line 1, column 3: a key must be a plain value"),
+    ("? [a]\n: 1", "line 1, column 3: a key must not be a list or a map"),
     ("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'"),
     ("\ta: 1", "line 1, column 1: found character '\\t' that cannot start any token"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
@@ -242,7 +242,7 @@ NO_JSON: list[tuple[bytes | str, str]] = [
 
 def test_ambiguous_text_is_refused_with_its_place():
     for text, told in NO_YAML:
-        assert fault(text) == f"It is not YAML: {told}."
+        assert fault(text) == f"Invalid or unsupported YAML: {told}."
     for document, told in NO_JSON:
         assert fault(document) == told
     assert len(faults(definitions.parse_text, "exchanges: [")) == 1

@@ -173,11 +173,11 @@ def test_the_figures_of_the_server_are_known(opened: Open, world: World):
 def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(opened: Open, world: World):
     world.execute("DELETE FROM messages.auth")
     watcher = opened().until(lambda w: w.state["is"] == "not_observing")
-    assert watcher.state["missing_role"] == ROLE
+    assert watcher.state["role_without_rule"] == ROLE
     world.rules(MONITOR_RULE)
     gaps = len(watcher.live().state["gaps"])
     world.execute("UPDATE messages.auth SET mode = 'R'")
-    watcher.until(lambda w: w.state["is"] == "not_observing" and w.state["missing_role"])
+    watcher.until(lambda w: w.state["is"] == "not_observing" and w.state["role_without_rule"])
     world.execute("UPDATE messages.auth SET mode = 'O'")
     watcher.live()
     assert len(watcher.state["gaps"]) == gaps + 1

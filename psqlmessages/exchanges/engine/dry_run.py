@@ -60,7 +60,7 @@ class DryRun:
 def dry_run_exchange(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> DryRun:
-    """Route a message without changing or pushing it. Functions may still have side effects."""
+    """Route a message without changing or pushing it. Calls selectors that are Python functions."""
     routed = route(exchange, replace(message), now=now or datetime.now(UTC))
     headers = {**message.headers, HOP_HEADER: read_hop_count(message.headers) + 1}
     copies = {

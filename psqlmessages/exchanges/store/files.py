@@ -1,7 +1,7 @@
-"""Definition files: conversion between YAML or JSON text and plain values. Pure.
+"""Definition files: conversion between YAML or JSON text and plain values. No I/O.
 
-Only the YAML that JSON can express is accepted: no tags and no aliases. Every plain word is text,
-except null, true, false and whole numbers.
+YAML must not have tags, aliases, or keys that are lists or maps. Every unquoted value is text,
+except null, true, false and whole numbers of up to 18 digits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse(text: bytes | str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise MalformedText(f"it is not YAML: {position}{error.problem}") from error
+        raise MalformedText(f"invalid or unsupported YAML: {position}{error.problem}") from error
     except yaml.reader.ReaderError as error:
         reason = f"{chr(error.character)!r} is not a valid YAML character"
         raise MalformedText(f"it is not YAML: position {error.position:,}: {reason}") from error
@@ -77,7 +77,7 @@ class _Dumper(SafeDumper):
         return True
 
     def represent_str(self, text: str) -> Any:
-        """Write a text, in double quotes if they must escape a character such as U+0085."""
+        """Write a text; double quotes let YAML escape unprintable characters."""
         style = None if text.isprintable() else '"'
         return self.represent_scalar(f"{_TAG}str", text, style=style)
 
@@ -104,7 +104,7 @@ class _Loader(SafeLoader):
         keys = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                _refuse("a key must be a plain value", key_node)
+                _refuse("a key must not be a list or a map", key_node)
             if (key := self.construct_object(key_node)) in keys:
                 _refuse(f"the key {key!r:.100} occurs twice", key_node)
             keys.add(key)

@@ -67,7 +67,7 @@ export function connect({ path = "/ws/monitor/", topic = null, list = {}, onfram
   }
 
   function report() {
-    const { is, text, why, missing_role: missingRole = null } = liveness();
+    const { is, text, why, role_without_rule: missingRole = null } = liveness();
     const current = { is, text: text || why || TEXTS[is] || "", since: state.live_since ?? null, missingRole };
     const key = [current.is, current.text, current.since, current.missingRole].join("\n");
     if (key !== reported) {
