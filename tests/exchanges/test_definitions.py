@@ -242,7 +242,7 @@ NO_JSON: list[tuple[bytes | str, str]] = [
 
 def test_ambiguous_text_is_refused_with_its_place():
     for text, told in NO_YAML:
-        assert fault(text) == f"Invalid or unsupported YAML: {told}."
+        assert fault(text) == f"It is invalid or unsupported YAML: {told}."
     for document, told in NO_JSON:
         assert fault(document) == told
     assert len(faults(definitions.parse_text, "exchanges: [")) == 1

@@ -45,7 +45,9 @@ def parse(text: bytes | str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise MalformedText(f"invalid or unsupported YAML: {position}{error.problem}") from error
+        raise MalformedText(
+            f"it is invalid or unsupported YAML: {position}{error.problem}"
+        ) from error
     except yaml.reader.ReaderError as error:
         reason = f"{chr(error.character)!r} is not a valid YAML character"
         raise MalformedText(f"it is not YAML: position {error.position:,}: {reason}") from error
