@@ -50,7 +50,9 @@ def parse(text: bytes | str) -> Any:
         ) from error
     except yaml.reader.ReaderError as error:
         reason = f"{chr(error.character)!r} is not a valid YAML character"
-        raise MalformedText(f"it is not YAML: position {error.position:,}: {reason}") from error
+        raise MalformedText(
+            f"it is invalid or unsupported YAML: position {error.position:,}: {reason}"
+        ) from error
 
 
 def write_json(document: Any) -> str:
