@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from time import monotonic
 from typing import Any, TypeVar
@@ -10,21 +11,14 @@ import psycopg
 
 from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
-from psqlmessages.client.connection import (
-    CLOSED_CHECK_READS,
-    CLOSED_CHECK_SECONDS,
-    Waker,
-    is_broken,
-    is_readable,
-    with_time_limit,
-)
+from psqlmessages.client.connection import Waker, is_broken, with_time_limit
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import run_steps
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
+from psqlmessages.exceptions import NodeClosed, ServerUnreachable
+from psqlmessages.pubsub.bus_connection_base import BusConnectionBase
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
-    BusConnectionBase,
     BusState,
     BusStatement,
     Script,
@@ -104,11 +98,13 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             self._disconnect()
 
     def _disconnect(self) -> None:
+        self._is_closing = True
         buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            belongs_to_owner = buffer.connection is self._owners_connection
+        if buffer is not None and buffer.connection is not self._owners_connection:
+            self._close_buffer(buffer)
+        elif buffer is not None:
             try:
-                if belongs_to_owner and not buffer.connection.closed:
+                if not buffer.connection.closed:
                     script = self._state.unlisten_script()
                     self._run_script(
                         buffer, script, _CLOSING_SECONDS, busy_seconds=_CLOSING_SECONDS
@@ -116,11 +112,14 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             except psycopg.Error as error:
                 logger.debug("PubSub was closed without UNLISTEN: %s", error)
             buffer.close()
-            if not belongs_to_owner:
-                buffer.connection.close()
         self._state.is_connected = False
         self._waker.close()
         self.closed_event.set()
+
+    @staticmethod
+    def _close_buffer(buffer: Buffer) -> None:
+        buffer.close()
+        buffer.connection.close()
 
     def _raise_if_closed(self) -> None:
         if self._is_closing:
@@ -131,14 +130,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def run(self, create_script: ScriptFactory[T]) -> T:
         """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
         with self._io:
-            buffer = self._wait_for_connection()
+            self.open()
+            buffer = run_steps(self._wait_for_connection(), operator.call)
             self._calling_thread_id = threading.get_ident()
             try:
                 return self._run_script(buffer, create_script(buffer), self._answer_seconds)
             except psycopg.Error as error:
                 is_lost = is_broken(buffer.connection, error)
                 if is_lost:
-                    self._drop_connection(error)
+                    run_steps(self._drop_connection(error), operator.call)
                 raise translate_error(error, is_broken=is_lost) from error
             finally:
                 self._calling_thread_id = None
@@ -170,25 +170,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         finally:
             connection.lock.release()
 
-    def _wait_for_connection(self) -> Buffer:
-        self.open()
-        if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
-            # Detect a connection that the server has closed, before sending a statement to it.
-            for _ in range(CLOSED_CHECK_READS):
-                if self._buffer is not None and is_readable(self._buffer.descriptor):
-                    self._read_now()
-        self._state.raise_if_transaction_lost()
-        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        while self._buffer is None:
-            self._raise_if_closed()
-            pause = self._state.due_at() - monotonic()
-            if monotonic() + pause > deadline:
-                raise ConnectionLost("the bus is not connected")
-            if pause > 0:
-                self._waker.wait(None, pause)
-            self._reconnect_if_due()
-        return self._buffer
-
     def _run_until_closed(self) -> None:
         while not self._is_closing:
             try:
@@ -196,7 +177,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             except Exception as error:  # noqa: BLE001 - logged; the bus continues
                 logger.exception("unexpected error in PubSub: reconnecting")
                 with self._io:
-                    self._drop_connection(error)
+                    run_steps(self._drop_connection(error), operator.call)
                     self._state.backoff.record_failure(monotonic())
         self.close()
 
@@ -205,55 +186,28 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             if self._is_closing:
                 return
             until, descriptor = monotonic() + BUSY_SECONDS, None
-            self._reconnect_if_due()
-            if self._read_now():
-                self._keep_alive_if_due()
+            if run_steps(self._receive(), operator.call):
                 until = self._state.due_at()
                 descriptor = self._buffer.descriptor if self._buffer is not None else None
         self._deliver()
         if not self._is_closing and not self._state.inbox:
             self._waker.wait(descriptor, until - monotonic())
 
-    def _read_now(self) -> bool:
-        """Read available data; return False if the owner is using the connection."""
-        if (buffer := self._buffer) is None:
-            return True
-        if not buffer.connection.lock.acquire(timeout=BUSY_SECONDS):
-            return False
-        try:
-            if not buffer.can_read:
-                return False
-            was_in_transaction = buffer.is_in_transaction
-            buffer.read()
-        except psycopg.OperationalError as error:
-            self._state.is_transaction_lost = was_in_transaction
-            self._drop_connection(error)
-        finally:
-            buffer.connection.lock.release()
-        self._process_notifications()
-        return True
+    def _wait_for_close(self, seconds: float) -> None:
+        self._waker.wait(None, seconds)
+
+    @staticmethod
+    def _acquire_lock(buffer: Buffer) -> bool:
+        return buffer.connection.lock.acquire(timeout=BUSY_SECONDS)
 
     def _process_notifications(self) -> None:
         self._state.process_notifications(self._buffer)
         if self._state.inbox and threading.current_thread() is not self._thread:
             # The receiving thread waits for the socket, but this thread has already read its data.
-            self._waker.wake()
+            self._wake_receiver()
 
-    def _keep_alive_if_due(self) -> None:
-        buffer = self._buffer
-        if buffer is None or not buffer.is_idle:
-            return
-        if not self._state.start_keep_alive_if_due(monotonic()):
-            return
-        seconds = self._options.probe_timeout.total_seconds()
-        try:
-            self._run_script(buffer, self._state.keep_alive_script(), seconds)
-        except psycopg.Error as error:
-            if is_broken(buffer.connection, error):
-                self._drop_connection(error)
-            else:
-                self._state.log.warning("PubSub keep-alive failed: %s", error)
-        self._process_notifications()
+    def _wake_receiver(self) -> None:
+        self._waker.wake()
 
     def _deliver(self) -> None:
         for handler, event in self._state.deliveries():
@@ -287,36 +241,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             # A signal handler may have closed the bus during the connection attempt.
             self._raise_if_closed()
         except BaseException:
-            buffer.close()
-            connection.close()
+            self._close_buffer(buffer)
             raise
         return buffer
-
-    def _set_buffer(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-        self._used_at = monotonic()
-        self._state.on_connected(self._used_at)
-        self._process_notifications()
-        self._waker.wake()
-
-    def _reconnect_if_due(self) -> None:
-        if self._buffer is not None or self._state.due_at() > monotonic():
-            return
-        try:
-            self._connect()
-        except (MessagesError, psycopg.Error) as error:
-            self._state.on_reconnect_failed(error, monotonic())
-
-    def _drop_connection(self, reason: object) -> None:
-        if (buffer := self._buffer) is None:
-            return
-        if buffer.is_closed_by_owner:
-            # The owner has closed its connection, so the bus does not open another one.
-            self._is_closing = True
-            self._disconnect()
-            return
-        self._buffer = None
-        buffer.close()
-        buffer.connection.close()
-        self._state.on_connection_lost(reason, monotonic())
-        self._waker.wake()

@@ -12,10 +12,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
-from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client.options import Options, complete_conninfo
-from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from psqlmessages.client.options import Options
+from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
@@ -414,33 +413,3 @@ class BusBuffer(Generic[ConnectionT]):
         """Stop buffering; psycopg and the owner get all notifications again."""
         self._pgconn.notify_handler = self._owners_handler
         os.close(self.descriptor)
-
-
-class BusConnectionBase(Generic[ConnectionT]):
-    """Common state of the connection of a PubSub and of an AsyncPubSub."""
-
-    def __init__(self, connection: ConnectionT | str, state: BusState, options: Options) -> None:
-        self._owners_connection = None if isinstance(connection, str) else connection
-        self._dsn = complete_conninfo(connection, "PubSub") if isinstance(connection, str) else ""
-        self._state = state
-        self._options = options
-        self._answer_seconds = options.answer_timeout.total_seconds()
-        self._buffer: BusBuffer[ConnectionT] | None = None
-        self._used_at = 0.0
-        # Whether a check has shown that the pooler gives each client its own backend.
-        self._is_pooler_allowed = False
-
-    @property
-    def connection(self) -> ConnectionT | None:
-        """The current connection; None while disconnected."""
-        return self._buffer.connection if self._buffer is not None else None
-
-    def _create_owners_buffer(self) -> BusBuffer[ConnectionT]:
-        """Create the buffer of the owner's connection; store its parameters for reconnecting."""
-        connection = self._owners_connection
-        if connection is None or connection.closed:
-            raise NodeClosed("the connection given to the bus is closed")
-        parameters: dict[str, Any] = dict(connection.info.get_parameters())
-        dsn = make_conninfo(**parameters, password=connection.info.password or None)
-        self._dsn = complete_conninfo(dsn, "PubSub")
-        return BusBuffer(connection, self._state.is_subscribed)
