@@ -39,8 +39,8 @@ _CLOSING_SECONDS = 5.0
 class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     """The connection of an :class:`AsyncPubSub`; tasks may share it.
 
-    ``_io`` protects this object and its I/O. It is acquired before the connection's own lock, which
-    the connection's owner uses too.
+    The lock ``_io`` protects this object and its I/O. It is acquired before psycopg's lock of the
+    connection, which the connection's owner uses too.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._io = asyncio.Lock()
         self._wakeup = asyncio.Event()
         self._close_requested = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
+        self._receiver: asyncio.Task[None] | None = None
         self._is_delivering = False
         self.closed_event = asyncio.Event()
 
     async def open(self) -> None:
-        """Connect, unless already connected; raise an error without another attempt."""
+        """Connect, unless the bus has already been connected; do not retry after an error."""
         async with self._io:
             await self._open()
 
@@ -72,31 +72,32 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             await self._connect()
 
     def start_receiving(self) -> None:
-        """Start the receiving task, unless it is running."""
-        if self._worker is None and not self._close_requested.is_set():
-            self._worker = asyncio.create_task(self._run_until_closed(), name="psqlmessages bus")
+        """Start the receiving task, unless it is running or the bus is closed."""
+        if self._receiver is None and not self._close_requested.is_set():
+            self._receiver = asyncio.create_task(self._run_until_closed(), name="psqlmessages bus")
 
     async def close(self) -> None:
-        """Close or release the connection, and end the task."""
+        """End the task; close the connection, or only stop listening if it is the owner's."""
         self._close_requested.set()
-        self._wakeup.set()
+        self._wake_receiver()
         try:
-            await self._stop_worker()
+            await self._stop_receiver()
             async with self._io:
                 await self._unlisten()
         finally:
-            # Also if this task was cancelled, which happens when an event loop ends.
+            # Even if this task is cancelled, for instance because its event loop ends.
             await self._disconnect()
 
-    async def _stop_worker(self) -> None:
-        if self._worker is None or self._worker is asyncio.current_task():
+    async def _stop_receiver(self) -> None:
+        if self._receiver is None or self._receiver is asyncio.current_task():
             return
         if self._buffer is None and not self._is_delivering:
-            self._worker.cancel()
-        _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
-        for worker in unfinished:
-            worker.cancel()
-            await asyncio.wait({worker})
+            # An attempt to connect may last as long as `connect_timeout`.
+            self._receiver.cancel()
+        _, unfinished = await asyncio.wait({self._receiver}, timeout=_CLOSING_SECONDS)
+        for receiver in unfinished:
+            receiver.cancel()
+            await asyncio.wait({receiver})
 
     async def _unlisten(self) -> None:
         buffer = self._buffer
@@ -105,7 +106,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         if buffer.connection.closed:
             return
         try:
-            # The owner may use the connection for longer.
+            # The owner may hold the connection's lock for longer.
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self._run_script(buffer, self._state.unlisten_script(), _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
@@ -116,7 +117,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self.closed_event.set()
         buffer, self._buffer = self._buffer, None
         self._state.is_connected = False
-        self._wakeup.set()
+        self._wake_receiver()
         if buffer is not None and buffer.connection is not self._owners_connection:
             await self._close_buffer(buffer)
         elif buffer is not None:
@@ -128,7 +129,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     @staticmethod
     def _detach(buffer: Buffer) -> None:
-        # Before closing the descriptor, because the next connection may get the same number.
+        # Remove it before closing it, because the next connection may get the same descriptor.
         asyncio.get_running_loop().remove_reader(buffer.descriptor)
         buffer.close()
 
@@ -136,7 +137,19 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         if self._close_requested.is_set():
             raise NodeClosed("the bus is closed")
 
-    # Called by tasks
+    async def _wait_for_close(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._close_requested.wait(), seconds)
+
+    @staticmethod
+    async def _acquire_lock(buffer: Buffer) -> bool:
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                return await buffer.connection.lock.acquire()
+        except TimeoutError:
+            return False
+
+    # Calls
 
     async def run(self, create_script: ScriptFactory[T]) -> T:
         """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
@@ -155,7 +168,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 self._process_notifications()
 
     async def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
+        """Raise ConnectionShared if a pooler shares connections, so that notifications get lost."""
         has_pooler = await self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             await asyncio.to_thread(
@@ -172,6 +185,8 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
         async with connection.lock:
             return await run_steps_async(script, execute)
+
+    # Receiving task
 
     async def _run_until_closed(self) -> None:
         while not self._close_requested.is_set():
@@ -194,10 +209,10 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         else:
             await self._pause(monotonic() + BUSY_SECONDS, None)
 
-    async def _pause(self, until: float, buffer: Buffer | None) -> None:
-        """Wait for a call, the close, the given time or readable data."""
+    async def _pause(self, deadline: float, buffer: Buffer | None) -> None:
+        """Wait until ``_wakeup`` is set, ``deadline`` has passed, or the connection has data."""
         loop = asyncio.get_running_loop()
-        seconds = max(0.0, min(until - monotonic(), MAX_WAIT_SECONDS))
+        seconds = max(0.0, min(deadline - monotonic(), MAX_WAIT_SECONDS))
         timer = loop.call_later(seconds, self._wakeup.set)
         if buffer is not None:
             loop.add_reader(buffer.descriptor, self._wakeup.set)
@@ -208,18 +223,6 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             if buffer is not None and buffer is self._buffer:
                 loop.remove_reader(buffer.descriptor)
         self._wakeup.clear()
-
-    async def _wait_for_close(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._close_requested.wait(), seconds)
-
-    @staticmethod
-    async def _acquire_lock(buffer: Buffer) -> bool:
-        try:
-            async with asyncio.timeout(BUSY_SECONDS):
-                return await buffer.connection.lock.acquire()
-        except TimeoutError:
-            return False
 
     def _process_notifications(self) -> None:
         self._state.process_notifications(self._buffer)
@@ -245,7 +248,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             if inspect.isawaitable(result):
                 await result
         except (Exception, asyncio.CancelledError) as error:
-            is_cancelled = self._worker is None or self._worker.cancelling()
+            is_cancelled = self._receiver is None or self._receiver.cancelling()
             if isinstance(error, asyncio.CancelledError) and is_cancelled:
                 raise
             self._state.on_handler_failed(event, error)
@@ -259,7 +262,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         try:
             script = self._state.open_script(buffer)
             await self._run_script(buffer, script, self._answer_seconds)
-            # Another task may have closed the bus, and may have been cancelled while it did.
+            # A task that closes the bus disconnects without `_io` if it is cancelled.
             self._raise_if_closed()
         except BaseException:
             await self._close_buffer(buffer)

@@ -34,8 +34,8 @@ _CLOSING_SECONDS = 5.0
 class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     """The connection of a :class:`PubSub`; threads may share it.
 
-    ``_io`` protects this object and its I/O. It is acquired before the connection's own lock, which
-    the connection's owner uses too.
+    The lock ``_io`` protects this object and its I/O. It is acquired before psycopg's lock of the
+    connection, which the connection's owner uses too.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         super().__init__(connection, state, options)
         self._io = threading.RLock()
         self._waker = Waker()
-        self._thread: threading.Thread | None = None
+        self._receiver: threading.Thread | None = None
         self._calling_thread_id: int | None = None
         self._is_closing = False
         self._is_connecting = False
         self.closed_event = threading.Event()
 
     def open(self) -> None:
-        """Connect, unless already connected; raise an error without another attempt."""
+        """Connect, unless the bus has already been connected; do not retry after an error."""
         with self._io:
             self._raise_if_closed()
             if self._state.has_been_connected:
@@ -70,30 +70,30 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 raise
 
     def start_receiving(self) -> None:
-        """Start the receiving thread, unless it is running."""
+        """Start the receiving thread, unless it is running or the bus is closed."""
         with self._io:
-            if self._thread is None and not self._is_closing:
-                self._thread = threading.Thread(
+            if self._receiver is None and not self._is_closing:
+                self._receiver = threading.Thread(
                     target=self._run_until_closed, name="psqlmessages bus", daemon=True
                 )
-                self._thread.start()
+                self._receiver.start()
 
     def close(self) -> None:
-        """Close or release the connection, and end the thread.
+        """End the thread; close the connection, or only stop listening if it is the owner's.
 
-        If a signal handler calls this during a call of the same thread, that call does it at its
-        end. An attempt to connect may last as long as ``connect_timeout``: its thread does it then.
+        If a signal handler interrupts a call and closes the bus, the call closes the connection at
+        its end. A running attempt to connect does so too: it may last up to ``connect_timeout``.
         """
         self._is_closing = True
-        self._waker.wake()
+        self._wake_receiver()
         if self._is_connecting:
             self.closed_event.set()
             return
         this_thread = threading.current_thread()
         if self._calling_thread_id == this_thread.ident:
             return
-        if self._thread is not None and self._thread is not this_thread:
-            self._thread.join(_CLOSING_SECONDS)
+        if self._receiver is not None and self._receiver is not this_thread:
+            self._receiver.join(_CLOSING_SECONDS)
         with self._io:
             self._disconnect()
 
@@ -125,7 +125,14 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         if self._is_closing:
             raise NodeClosed("the bus is closed")
 
-    # Called by threads
+    def _wait_for_close(self, seconds: float) -> None:
+        self._waker.wait(None, seconds)
+
+    @staticmethod
+    def _acquire_lock(buffer: Buffer) -> bool:
+        return buffer.connection.lock.acquire(timeout=BUSY_SECONDS)
+
+    # Calls
 
     def run(self, create_script: ScriptFactory[T]) -> T:
         """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
@@ -148,7 +155,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                     self._disconnect()
 
     def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
+        """Raise ConnectionShared if a pooler shares connections, so that notifications get lost."""
         has_pooler = self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             refuse_shared_connections(self._dsn, host_and_port(self.connection))
@@ -169,6 +176,8 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             return run_steps(script, execute)
         finally:
             connection.lock.release()
+
+    # Receiving thread
 
     def _run_until_closed(self) -> None:
         while not self._is_closing:
@@ -193,17 +202,10 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         if not self._is_closing and not self._state.inbox:
             self._waker.wait(descriptor, until - monotonic())
 
-    def _wait_for_close(self, seconds: float) -> None:
-        self._waker.wait(None, seconds)
-
-    @staticmethod
-    def _acquire_lock(buffer: Buffer) -> bool:
-        return buffer.connection.lock.acquire(timeout=BUSY_SECONDS)
-
     def _process_notifications(self) -> None:
         self._state.process_notifications(self._buffer)
-        if self._state.inbox and threading.current_thread() is not self._thread:
-            # The receiving thread waits for the socket, but this thread has already read its data.
+        if self._state.inbox and threading.current_thread() is not self._receiver:
+            # The receiving thread waits for the socket, whose data this thread has already read.
             self._wake_receiver()
 
     def _wake_receiver(self) -> None:
@@ -219,7 +221,8 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 return
 
     def _connect(self) -> None:
-        # `close` sets its flag first and reads this one second, so one of the two sees the other.
+        # `close` sets `_is_closing`, then reads this flag. This function sets this flag, then reads
+        # `_is_closing`. So at least one of them sees the flag of the other function.
         self._is_connecting = True
         try:
             self._raise_if_closed()

@@ -39,7 +39,7 @@ class BusConnectionBase(Generic[ConnectionT]):
     _acquire_lock: Callable[[BusBuffer[ConnectionT]], Any]
     _run_script: Callable[[BusBuffer[ConnectionT], Script[Any], float], Any]
     _wait_for_close: Callable[[float], Any]
-    # Methods of the subclasses that the generators call.
+    # Other methods of the subclasses.
     _raise_if_closed: Callable[[], None]
     _process_notifications: Callable[[], None]
     _wake_receiver: Callable[[], None]
@@ -78,7 +78,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         self._wake_receiver()
 
     def _wait_for_connection(self) -> Steps[BusBuffer[ConnectionT]]:
-        """Wait up to ``reconnect_wait`` for a connection; raise ConnectionLost if there is none."""
+        """Return the current buffer; if there is none, wait up to ``reconnect_wait`` for one."""
         if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
             # Detect a connection that the server has closed, before sending a statement to it.
             for _ in range(CLOSED_CHECK_READS):
@@ -97,7 +97,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         return self._buffer
 
     def _receive(self) -> Steps[bool]:
-        """Reconnect or keep alive if due, and read; return False while the owner blocks reading."""
+        """Reconnect or keep alive if due, and read; return False if the owner prevents reading."""
         yield from self._reconnect_if_due()
         is_read = yield from self._read_now()
         if is_read:
@@ -127,7 +127,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         buffer = self._buffer
         if buffer is None or not buffer.is_idle:
             return
-        if not self._state.start_keep_alive_if_due(monotonic()):
+        if not self._state.advance_keep_alive(monotonic()):
             return
         seconds = self._options.probe_timeout.total_seconds()
         try:
@@ -151,7 +151,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         if (buffer := self._buffer) is None:
             return
         if buffer.is_closed_by_owner:
-            # The owner has closed its connection, so the bus does not open another one.
+            # The owner has closed its connection, so close the bus instead of reconnecting.
             yield self._disconnect
             return
         self._buffer = None
