@@ -78,11 +78,11 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
     """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
     ``connection`` is a connection string or your own connection. On your own connection, messages
-    published in a transaction are sent at COMMIT, and the bus receives nothing before COMMIT. A
-    thread of the bus calls the handlers, one after the other. ``interval`` is the time between
-    keep-alives in seconds; ``skip_self`` drops messages that this connection sent itself. After a
-    connection loss the bus reconnects with the same parameters and listens again. Threads may share
-    a bus.
+    published in a transaction are sent at COMMIT, and the bus receives nothing until the
+    transaction ends. A thread of the bus calls the handlers, one after the other. ``interval`` is
+    the time between keep-alives in seconds; ``skip_self`` drops messages that this connection sent
+    itself. After a connection loss the bus reconnects with the same parameters and listens again.
+    Threads may share a bus.
 
     A long message arrives in segments. ``max_unfinished`` limits the number, and
     ``max_unfinished_bytes`` the memory, of messages whose segments have not all arrived.
