@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import operator
 from collections.abc import Awaitable
 from contextlib import suppress
 from time import monotonic
@@ -13,21 +14,14 @@ import psycopg
 
 from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
-from psqlmessages.client.connection import (
-    CLOSED_CHECK_READS,
-    CLOSED_CHECK_SECONDS,
-    MAX_WAIT_SECONDS,
-    is_broken,
-    is_readable,
-    with_time_limit,
-)
+from psqlmessages.client.connection import MAX_WAIT_SECONDS, is_broken, with_time_limit
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import run_steps_async
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
+from psqlmessages.exceptions import NodeClosed, ServerUnreachable
+from psqlmessages.pubsub.bus_connection_base import BusConnectionBase
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
-    BusConnectionBase,
     BusState,
     BusStatement,
     Event,
@@ -45,8 +39,8 @@ _CLOSING_SECONDS = 5.0
 class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     """The connection of an :class:`AsyncPubSub`; tasks may share it.
 
-    ``_io`` protects this object and its I/O. It is acquired before the connection's own lock, which
-    the connection's owner uses too.
+    The lock ``_io`` protects this object and its I/O. It is acquired before psycopg's lock of the
+    connection, which the connection's owner uses too.
     """
 
     def __init__(
@@ -59,12 +53,12 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._io = asyncio.Lock()
         self._wakeup = asyncio.Event()
         self._close_requested = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
+        self._receiver: asyncio.Task[None] | None = None
         self._is_delivering = False
         self.closed_event = asyncio.Event()
 
     async def open(self) -> None:
-        """Connect, unless already connected; raise an error without another attempt."""
+        """Connect, unless the bus has already been connected; do not retry after an error."""
         async with self._io:
             await self._open()
 
@@ -78,31 +72,32 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             await self._connect()
 
     def start_receiving(self) -> None:
-        """Start the receiving task, unless it is running."""
-        if self._worker is None and not self._close_requested.is_set():
-            self._worker = asyncio.create_task(self._run_until_closed(), name="psqlmessages bus")
+        """Start the receiving task, unless it is running or the bus is closed."""
+        if self._receiver is None and not self._close_requested.is_set():
+            self._receiver = asyncio.create_task(self._run_until_closed(), name="psqlmessages bus")
 
     async def close(self) -> None:
-        """Close or release the connection, and end the task."""
+        """End the task; close the connection, or only stop listening if it is the owner's."""
         self._close_requested.set()
-        self._wakeup.set()
+        self._wake_receiver()
         try:
-            await self._stop_worker()
+            await self._stop_receiver()
             async with self._io:
                 await self._unlisten()
         finally:
-            # Also if this task was cancelled, which happens when an event loop ends.
+            # Even if this task is cancelled, for instance because its event loop ends.
             await self._disconnect()
 
-    async def _stop_worker(self) -> None:
-        if self._worker is None or self._worker is asyncio.current_task():
+    async def _stop_receiver(self) -> None:
+        if self._receiver is None or self._receiver is asyncio.current_task():
             return
         if self._buffer is None and not self._is_delivering:
-            self._worker.cancel()
-        _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
-        for worker in unfinished:
-            worker.cancel()
-            await asyncio.wait({worker})
+            # An attempt to connect may last as long as `connect_timeout`.
+            self._receiver.cancel()
+        _, unfinished = await asyncio.wait({self._receiver}, timeout=_CLOSING_SECONDS)
+        for receiver in unfinished:
+            receiver.cancel()
+            await asyncio.wait({receiver})
 
     async def _unlisten(self) -> None:
         buffer = self._buffer
@@ -111,25 +106,30 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         if buffer.connection.closed:
             return
         try:
-            # The owner may use the connection for longer.
+            # The owner may hold the connection's lock for longer.
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self._run_script(buffer, self._state.unlisten_script(), _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
             logger.debug("PubSub was closed without UNLISTEN: %s", error)
 
     async def _disconnect(self) -> None:
+        self._close_requested.set()
         self.closed_event.set()
         buffer, self._buffer = self._buffer, None
         self._state.is_connected = False
-        self._wakeup.set()
-        if buffer is not None:
+        self._wake_receiver()
+        if buffer is not None and buffer.connection is not self._owners_connection:
+            await self._close_buffer(buffer)
+        elif buffer is not None:
             self._detach(buffer)
-            if buffer.connection is not self._owners_connection:
-                await buffer.connection.close()
+
+    async def _close_buffer(self, buffer: Buffer) -> None:
+        self._detach(buffer)
+        await buffer.connection.close()
 
     @staticmethod
     def _detach(buffer: Buffer) -> None:
-        # Before closing the descriptor, because the next connection may get the same number.
+        # Remove it before closing it, because the next connection may get the same descriptor.
         asyncio.get_running_loop().remove_reader(buffer.descriptor)
         buffer.close()
 
@@ -137,25 +137,38 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         if self._close_requested.is_set():
             raise NodeClosed("the bus is closed")
 
-    # Called by tasks
+    async def _wait_for_close(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._close_requested.wait(), seconds)
+
+    @staticmethod
+    async def _acquire_lock(buffer: Buffer) -> bool:
+        try:
+            async with asyncio.timeout(BUSY_SECONDS):
+                return await buffer.connection.lock.acquire()
+        except TimeoutError:
+            return False
+
+    # Calls
 
     async def run(self, create_script: ScriptFactory[T]) -> T:
         """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
         async with self._io:
-            buffer = await self._wait_for_connection()
+            await self._open()
+            buffer = await run_steps_async(self._wait_for_connection(), operator.call)
             try:
                 return await self._run_script(buffer, create_script(buffer), self._answer_seconds)
             except psycopg.Error as error:
                 is_lost = is_broken(buffer.connection, error)
                 if is_lost:
-                    await self._drop_connection(error)
+                    await run_steps_async(self._drop_connection(error), operator.call)
                 raise translate_error(error, is_broken=is_lost) from error
             finally:
                 self._used_at = monotonic()
                 self._process_notifications()
 
     async def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
+        """Raise ConnectionShared if a pooler shares connections, so that notifications get lost."""
         has_pooler = await self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             await asyncio.to_thread(
@@ -173,25 +186,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         async with connection.lock:
             return await run_steps_async(script, execute)
 
-    async def _wait_for_connection(self) -> Buffer:
-        await self._open()
-        if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
-            # Detect a connection that the server has closed, before sending a statement to it.
-            for _ in range(CLOSED_CHECK_READS):
-                if self._buffer is not None and is_readable(self._buffer.descriptor):
-                    await self._read_now()
-        self._state.raise_if_transaction_lost()
-        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        while self._buffer is None:
-            self._raise_if_closed()
-            pause = self._state.due_at() - monotonic()
-            if monotonic() + pause > deadline:
-                raise ConnectionLost("the bus is not connected")
-            if pause > 0:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._close_requested.wait(), pause)
-            await self._reconnect_if_due()
-        return self._buffer
+    # Receiving task
 
     async def _run_until_closed(self) -> None:
         while not self._close_requested.is_set():
@@ -200,27 +195,24 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             except Exception as error:  # noqa: BLE001 - logged; the bus continues
                 logger.exception("unexpected error in PubSub: reconnecting")
                 async with self._io:
-                    await self._drop_connection(error)
+                    await run_steps_async(self._drop_connection(error), operator.call)
                     self._state.backoff.record_failure(monotonic())
 
     async def _run_once(self) -> None:
         async with self._io:
             if self._close_requested.is_set():
                 return
-            await self._reconnect_if_due()
-            is_usable = await self._read_now()
-            if is_usable:
-                await self._keep_alive_if_due()
+            is_read = await run_steps_async(self._receive(), operator.call)
         await self._deliver()
-        if is_usable:
+        if is_read:
             await self._pause(self._state.due_at(), self._buffer)
         else:
             await self._pause(monotonic() + BUSY_SECONDS, None)
 
-    async def _pause(self, until: float, buffer: Buffer | None) -> None:
-        """Wait for a call, the close, the given time or readable data."""
+    async def _pause(self, deadline: float, buffer: Buffer | None) -> None:
+        """Wait until ``_wakeup`` is set, ``deadline`` has passed, or the connection has data."""
         loop = asyncio.get_running_loop()
-        seconds = max(0.0, min(until - monotonic(), MAX_WAIT_SECONDS))
+        seconds = max(0.0, min(deadline - monotonic(), MAX_WAIT_SECONDS))
         timer = loop.call_later(seconds, self._wakeup.set)
         if buffer is not None:
             loop.add_reader(buffer.descriptor, self._wakeup.set)
@@ -232,48 +224,13 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 loop.remove_reader(buffer.descriptor)
         self._wakeup.clear()
 
-    async def _read_now(self) -> bool:
-        """Read available data; return False if the owner is using the connection."""
-        if (buffer := self._buffer) is None:
-            return True
-        try:
-            async with asyncio.timeout(BUSY_SECONDS):
-                await buffer.connection.lock.acquire()
-        except TimeoutError:
-            return False
-        try:
-            if not buffer.can_read:
-                return False
-            was_in_transaction = buffer.is_in_transaction
-            buffer.read()
-        except psycopg.OperationalError as error:
-            self._state.is_transaction_lost = was_in_transaction
-            await self._drop_connection(error)
-        finally:
-            buffer.connection.lock.release()
-        self._process_notifications()
-        return True
-
     def _process_notifications(self) -> None:
         self._state.process_notifications(self._buffer)
         if self._state.inbox:
-            self._wakeup.set()
+            self._wake_receiver()
 
-    async def _keep_alive_if_due(self) -> None:
-        buffer = self._buffer
-        if buffer is None or not buffer.is_idle:
-            return
-        if not self._state.start_keep_alive_if_due(monotonic()):
-            return
-        seconds = self._options.probe_timeout.total_seconds()
-        try:
-            await self._run_script(buffer, self._state.keep_alive_script(), seconds)
-        except psycopg.Error as error:
-            if is_broken(buffer.connection, error):
-                await self._drop_connection(error)
-            else:
-                self._state.log.warning("PubSub keep-alive failed: %s", error)
-        self._process_notifications()
+    def _wake_receiver(self) -> None:
+        self._wakeup.set()
 
     async def _deliver(self) -> None:
         self._is_delivering = True
@@ -291,7 +248,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             if inspect.isawaitable(result):
                 await result
         except (Exception, asyncio.CancelledError) as error:
-            is_cancelled = self._worker is None or self._worker.cancelling()
+            is_cancelled = self._receiver is None or self._receiver.cancelling()
             if isinstance(error, asyncio.CancelledError) and is_cancelled:
                 raise
             self._state.on_handler_failed(event, error)
@@ -305,39 +262,9 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         try:
             script = self._state.open_script(buffer)
             await self._run_script(buffer, script, self._answer_seconds)
-            # Another task may have closed the bus, and may have been cancelled while it did.
+            # A task that closes the bus disconnects without `_io` if it is cancelled.
             self._raise_if_closed()
         except BaseException:
-            buffer.close()
-            await connection.close()
+            await self._close_buffer(buffer)
             raise
         self._set_buffer(buffer)
-
-    def _set_buffer(self, buffer: Buffer) -> None:
-        self._buffer = buffer
-        self._used_at = monotonic()
-        self._state.on_connected(self._used_at)
-        self._process_notifications()
-        self._wakeup.set()
-
-    async def _reconnect_if_due(self) -> None:
-        if self._buffer is not None or self._state.due_at() > monotonic():
-            return
-        try:
-            await self._connect()
-        except (MessagesError, psycopg.Error) as error:
-            self._state.on_reconnect_failed(error, monotonic())
-
-    async def _drop_connection(self, reason: object) -> None:
-        if (buffer := self._buffer) is None:
-            return
-        if buffer.is_closed_by_owner:
-            # The owner has closed its connection, so the bus does not open another one.
-            self._close_requested.set()
-            await self._disconnect()
-            return
-        self._buffer = None
-        self._detach(buffer)
-        await buffer.connection.close()
-        self._state.on_connection_lost(reason, monotonic())
-        self._wakeup.set()

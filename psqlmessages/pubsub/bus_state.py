@@ -1,4 +1,4 @@
-"""State of a bus: lost connections and their log, counters, SQL scripts, notification buffer."""
+"""State of a bus: handlers, channels, counters, backoff, SQL scripts, notification buffer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
-from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client.options import Options, complete_conninfo
-from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from psqlmessages.client.options import Options
+from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
@@ -25,7 +24,7 @@ from psqlmessages.wire import MalformedPayload
 class Event(NamedTuple):
     """A received message. ``payload`` is a str, a JSON value, or None for a signal.
 
-    ``process_id`` is that of the sender's connection.
+    ``process_id`` is the process id of the sender's backend.
     """
 
     process_id: int
@@ -40,9 +39,9 @@ Handler = Callable[[Event], Any]
 class BusCounters:
     """Counters of a bus since it was created; reading them takes no query.
 
-    ``received`` counts notifications; a long message has several. The other counters of messages
-    are ``delivered``, ``skipped`` (because of ``skip_self``), ``unfinished`` (dropped because some
-    segments were missing) and ``malformed`` (in another format).
+    ``received`` counts notifications; a long message has several. ``published``, ``delivered``,
+    ``skipped`` (because of ``skip_self``), ``unfinished`` (dropped before all segments arrived) and
+    ``malformed`` (in another format) count messages.
     """
 
     published: int = 0
@@ -64,18 +63,15 @@ ConnectionT = TypeVar("ConnectionT", bound="psycopg.Connection[Any] | psycopg.As
 
 @dataclass(frozen=True, slots=True)
 class BusStatement:
-    """A statement and its parameters. Its result is the first column, as text without nulls."""
+    """A statement and its parameters. Its result is a list: the first column without its nulls."""
 
     sql: str
     params: tuple[str, ...] = ()
 
 
-# Pause before another attempt to use a connection that its owner is using.
-BUSY_SECONDS: Final = 0.05
-
 # A generator that yields statements, receives their results, and returns a result of its own.
 Script = Generator[BusStatement, list[str], T]
-# A script may depend on the connection, for instance on whether a transaction is open.
+# Creates a script, which may depend on whether a transaction is open on the buffer's connection.
 ScriptFactory = Callable[["BusBuffer[Any]"], Script[T]]
 
 BACKEND_PID: Final = BusStatement("SELECT pg_backend_pid()")
@@ -90,17 +86,17 @@ COMMIT_ASYNCHRONOUSLY: Final = BusStatement("SELECT set_config('synchronous_comm
 
 
 def listen(channel: str) -> BusStatement:
-    """Listen to a channel, whose name ``check_channel_name`` has checked for double quotes."""
+    """Create a LISTEN. ``check_channel_name`` has checked the name for double quotes."""
     return BusStatement(f'LISTEN "{channel}"')
 
 
 def unlisten(channel: str) -> BusStatement:
-    """Undo :func:`listen`."""
+    """Create a statement that undoes :func:`listen`."""
     return BusStatement(f'UNLISTEN "{channel}"')
 
 
 def notify(channel: str, segments: list[str]) -> BusStatement:
-    """Send all segments of a message, in order."""
+    """Create a statement that sends all segments of a message, in order."""
     if len(segments) == 1:
         return BusStatement("SELECT pg_notify($1, $2)", (channel, segments[0]))
     # Several segments are always base64, which has no comma.
@@ -114,9 +110,9 @@ logger = logging.getLogger("psqlmessages")
 
 
 class BusState:
-    """State of a bus, which is a PubSub or AsyncPubSub: handlers, channels, inbox, timers.
+    """State of a bus (a PubSub or AsyncPubSub): handlers, channels, inbox, timers. Does no I/O.
 
-    Does no I/O. All times are seconds of a monotonic clock that the caller passes in.
+    ``now`` and all other times are in seconds of a monotonic clock.
     """
 
     def __init__(
@@ -128,7 +124,7 @@ class BusState:
         self._skip_self = skip_self
         self._deduplicator = SegmentDeduplicator()
         self._handlers: dict[str, tuple[Handler, ...]] = {}
-        # A dictionary, used as an ordered set.
+        # The subscribed channels: a dictionary, used as an ordered set.
         self._channels: dict[str, None] = {}
         self._keep_alive_at = 0.0
         self.inbox: deque[Event] = deque()
@@ -208,7 +204,7 @@ class BusState:
     # Scripts for the connection
 
     def open_script(self, buffer: BusBuffer[Any]) -> Script[None]:
-        """Prepare a new connection: settings, and LISTEN to all channels."""
+        """Prepare a new connection: process id, settings, and LISTEN to all channels."""
         yield from buffer.detect_pooler_script()
         if not self._synchronous_commit:
             yield COMMIT_ASYNCHRONOUSLY
@@ -224,7 +220,7 @@ class BusState:
         """Listen to a channel; return False if already subscribed."""
         if channel in self._channels:
             return False
-        # Set before the LISTEN, because the first messages may arrive together with its result.
+        # Added before the LISTEN, because the first messages may arrive together with its result.
         self._channels[channel] = None
         try:
             yield listen(channel)
@@ -237,7 +233,7 @@ class BusState:
         """Undo :meth:`subscribe_script`; return False if not subscribed."""
         if channel not in self._channels:
             return False
-        # Removed before the UNLISTEN: messages that arrive together with its result are dropped.
+        # Removed before the UNLISTEN, so that messages that arrive with its result are dropped.
         del self._channels[channel]
         try:
             yield unlisten(channel)
@@ -248,25 +244,25 @@ class BusState:
         return True
 
     def publish_script(self, channel: str, payload: Any) -> ScriptFactory[None]:
-        """Check a message, and return the script that sends it, given a buffer."""
+        """Check a message; return a function that creates the script to send it."""
         name, text = segments.check_channel_name(channel), segments.encode_payload(payload)
 
         def script(buffer: BusBuffer[Any]) -> Script[None]:
-            characters = segments.encode_base64(text)
-            if not characters:
+            encoded = segments.encode_base64(text)
+            if not encoded:
                 parts = [text]
             elif not buffer.is_in_transaction:
-                parts = segments.cut(characters)
+                parts = segments.cut(encoded)
             else:
                 (began_at,) = yield TRANSACTION_TIME
-                parts = self._deduplicator.cut(began_at, name, characters)
+                parts = self._deduplicator.cut(began_at, name, encoded)
             yield notify(name, parts)
             self.counters.published += 1
 
         return script
 
     def keep_alive_script(self) -> Script[None]:
-        """Check the connection, restore LISTENs, and drop messages of senders that have ended."""
+        """Check the connection, restore LISTENs, drop unfinished messages of ended senders."""
         channels = yield LISTENING_CHANNELS
         for channel in set(self._channels).difference(channels):
             # The owner may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
@@ -283,8 +279,8 @@ class BusState:
             self.is_transaction_lost = False
             raise ConnectionLost("the connection was lost during a transaction: run it again")
 
-    def start_keep_alive_if_due(self, now: float) -> bool:
-        """Return whether a keep-alive is due. If so, schedule the next one after ``interval``."""
+    def advance_keep_alive(self, now: float) -> bool:
+        """If a keep-alive is due, schedule the next one, and return True."""
         if now < self._keep_alive_at:
             return False
         self._keep_alive_at = now + self._interval
@@ -322,6 +318,9 @@ class BusState:
 
 # Buffer
 
+# While the owner uses its connection: how long the bus tries to acquire the connection's lock, and
+# the pause before it tries again.
+BUSY_SECONDS: Final = 0.05
 _IN_TRANSACTION = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 
@@ -329,8 +328,8 @@ class BusBuffer(Generic[ConnectionT]):
     """The notifications that one connection has received for the bus, and I/O on the connection.
 
     Notifications of other channels go to psycopg and the connection's owner. The bus waits on
-    ``descriptor``, a duplicate of the connection's file descriptor: the owner may wait on the
-    original at the same time, or close it.
+    ``descriptor``, a duplicate of the connection's file descriptor, because the owner may wait on
+    the original at the same time, or close the connection.
     """
 
     def __init__(self, connection: ConnectionT, is_subscribed: Callable[[str], bool]) -> None:
@@ -340,7 +339,7 @@ class BusBuffer(Generic[ConnectionT]):
         self._owners_handler = self._pgconn.notify_handler
         self._notifications: deque[pq.PGnotify] = deque()
         self.process_id = self._pgconn.backend_pid
-        self._is_identified = False
+        self._has_read_process_id = False
         self.descriptor = os.dup(self._pgconn.socket)
         self._pgconn.notify_handler = self._append
 
@@ -357,7 +356,7 @@ class BusBuffer(Generic[ConnectionT]):
 
     @property
     def can_read(self) -> bool:
-        """Whether no statement or COPY of the owner is running, so that the bus may read."""
+        """Whether the bus may read: no statement or COPY of the owner is running."""
         return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
     @property
@@ -391,11 +390,11 @@ class BusBuffer(Generic[ConnectionT]):
         return [value.decode(encoding) for value in values if value is not None]
 
     def detect_pooler_script(self) -> Script[bool]:
-        """Read the backend's process id; return whether it differs, as it does behind a pooler."""
-        if not self._is_identified:
+        """Read the backend's process id; return True if libpq has another one, from a pooler."""
+        if not self._has_read_process_id:
             (pid,) = yield BACKEND_PID
             self.process_id = int(pid)
-            self._is_identified = True
+            self._has_read_process_id = True
         return self.process_id != self._pgconn.backend_pid
 
     def read(self) -> None:
@@ -414,33 +413,3 @@ class BusBuffer(Generic[ConnectionT]):
         """Stop buffering; psycopg and the owner get all notifications again."""
         self._pgconn.notify_handler = self._owners_handler
         os.close(self.descriptor)
-
-
-class BusConnectionBase(Generic[ConnectionT]):
-    """Common state of the connection of a PubSub and of an AsyncPubSub."""
-
-    def __init__(self, connection: ConnectionT | str, state: BusState, options: Options) -> None:
-        self._owners_connection = None if isinstance(connection, str) else connection
-        self._dsn = complete_conninfo(connection, "PubSub") if isinstance(connection, str) else ""
-        self._state = state
-        self._options = options
-        self._answer_seconds = options.answer_timeout.total_seconds()
-        self._buffer: BusBuffer[ConnectionT] | None = None
-        self._used_at = 0.0
-        # Whether a check has shown that the pooler gives each client its own backend.
-        self._is_pooler_allowed = False
-
-    @property
-    def connection(self) -> ConnectionT | None:
-        """The current connection; None while disconnected."""
-        return self._buffer.connection if self._buffer is not None else None
-
-    def _create_owners_buffer(self) -> BusBuffer[ConnectionT]:
-        """Create the buffer of the owner's connection; store its parameters for reconnecting."""
-        connection = self._owners_connection
-        if connection is None or connection.closed:
-            raise NodeClosed("the connection given to the bus is closed")
-        parameters: dict[str, Any] = dict(connection.info.get_parameters())
-        dsn = make_conninfo(**parameters, password=connection.info.password or None)
-        self._dsn = complete_conninfo(dsn, "PubSub")
-        return BusBuffer(connection, self._state.is_subscribed)

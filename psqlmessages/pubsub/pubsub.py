@@ -52,7 +52,7 @@ class PubSubBase(Generic[ConnectionT]):
         self._connection = self._connection_class(connection, self._state, options)
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Call a function with each :class:`Event` of a channel. Its exceptions are logged."""
+        """Call a function with each :class:`Event` of a channel; log the function's exceptions."""
         if not callable(handler):
             raise TypeError(f"a handler must be callable, not {handler!r:.100}")
         if not self._can_await_handlers and inspect.iscoroutinefunction(handler):
@@ -78,13 +78,14 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
     """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
     ``connection`` is a connection string or your own connection. On your own connection, messages
-    published within a transaction are sent at COMMIT, and none are received before. A thread of the
-    bus calls the handlers, one after the other. ``interval`` is the time between keep-alives in
-    seconds; ``skip_self`` drops messages that this connection sent itself. After a connection loss
-    the bus reconnects with the same parameters and listens again. Threads may share a bus.
+    published in a transaction are sent at COMMIT, and the bus receives nothing until the
+    transaction ends. A thread of the bus calls the handlers, one after the other. ``interval`` is
+    the time between keep-alives in seconds; ``skip_self`` drops messages that this connection sent
+    itself. After a connection loss the bus reconnects with the same parameters and listens again.
+    Threads may share a bus.
 
-    A long message arrives in segments. ``max_unfinished`` and ``max_unfinished_bytes`` limit the
-    messages whose segments have not all arrived: their number and their memory.
+    A long message arrives in segments. ``max_unfinished`` limits the number, and
+    ``max_unfinished_bytes`` the memory, of messages whose segments have not all arrived.
     """
 
     _psycopg_class = psycopg.Connection
@@ -99,7 +100,7 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
         self.close()
 
     def open(self) -> None:
-        """Connect now rather than at the first call; the context manager calls it on entry."""
+        """Connect now rather than at the first call; the context manager calls this on entry."""
         self._connection.open()
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
     def publish(self, channel: str, payload: Any = None) -> None:
         """Send a str or a JSON value to all listeners; None is a signal without payload.
 
-        Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
+        Raises TypeError or ValueError, and sends nothing, if the channel or payload is invalid.
         """
         self._connection.run(self._state.publish_script(channel, payload))
 

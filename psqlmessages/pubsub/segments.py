@@ -1,8 +1,8 @@
 """Segments: the format of messages in notifications, in one or several segments. No I/O.
 
-!text      a string of characters from space to ~
-@json      a JSON value of such characters
-#base64    a part of any other message, before the last part
+!text      a string of characters from space to ~, in one segment
+@json      a JSON value of such characters, in one segment
+#base64    a part of any other message; more parts follow
 $base64    the last or only part: the parts together are base64 of !text or @json in UTF-8
 (empty)    a signal without payload
 """
@@ -25,7 +25,7 @@ STRING, JSON, PART, LAST = "!", "@", "#", "$"
 _MAX_PART_CHARACTERS: Final = SEGMENT_BYTES - 1
 # Each part is a byte shorter than the previous one, which limits a message to 24 MB of UTF-8.
 _MAX_CHARACTERS: Final = _MAX_PART_CHARACTERS * (_MAX_PART_CHARACTERS + 1) // 2
-# If messages of one transaction are too similar, shorten the first part by these numbers in turn.
+# Shorten the first part by these numbers in turn, until no segment equals one already sent.
 _SHORTENINGS: Final = (0, *(2**power for power in range(13)))
 
 IsSent = Callable[[str], bool]
@@ -49,7 +49,7 @@ def check_channel_name(name: str) -> str:
 
 
 def encode_payload(payload: Any) -> str:
-    """Encode a payload as text with a type flag; raise TypeError or ValueError if impossible."""
+    """Encode a payload as text with a type flag, None as ""; raise TypeError or ValueError."""
     if payload is None:
         return ""
     if isinstance(payload, str):
@@ -79,16 +79,16 @@ def decode_payload(text: str) -> Any:
 
 
 def encode_base64(text: str) -> str:
-    """Encode text as base64; return "" if it can be sent as it is, in one segment."""
+    """Encode text as base64; return "" if the text fits one segment without encoding."""
     if len(text) <= SEGMENT_BYTES and text.isascii() and text.isprintable():
         return ""
     return base64.b64encode(text.encode()).decode("ascii")
 
 
-def decode_base64(characters: str) -> str:
-    """Decode the joined base64 of a message; raise MalformedPayload if it is not valid."""
+def decode_base64(encoded: str) -> str:
+    """Decode the joined base64 of a message to text with a type flag; raise MalformedPayload."""
     try:
-        text = base64.b64decode(characters, validate=True).decode()
+        text = base64.b64decode(encoded, validate=True).decode()
     except (binascii.Error, ValueError) as error:
         raise MalformedPayload(f"not base64 of UTF-8: {error}") from None
     if text[:1] not in (STRING, JSON):
@@ -96,20 +96,20 @@ def decode_base64(characters: str) -> str:
     return text
 
 
-def cut(characters: str, is_sent: IsSent = lambda _: False) -> list[str]:
+def cut(encoded: str, is_sent: IsSent = lambda _: False) -> list[str]:
     """Cut base64 into segments that differ from each other and from those already sent.
 
     PostgreSQL delivers equal notifications of a transaction once; ``is_sent`` returns whether the
     transaction has already sent a segment. Raises ValueError if the message is too long or no such
     cut is found.
     """
-    if len(characters) > _MAX_CHARACTERS:
+    if len(encoded) > _MAX_CHARACTERS:
         raise ValueError(
             f"a message can have at most {_MAX_CHARACTERS * 3 // 4} bytes,"
-            f" not {len(characters) * 3 // 4}"
+            f" not {len(encoded) * 3 // 4}"
         )
     for shortening in _SHORTENINGS:
-        segments = _cut_to_size(characters, _MAX_PART_CHARACTERS - shortening, is_sent)
+        segments = _cut_to_size(encoded, _MAX_PART_CHARACTERS - shortening, is_sent)
         if segments:
             return segments
     raise ValueError(
@@ -118,34 +118,34 @@ def cut(characters: str, is_sent: IsSent = lambda _: False) -> list[str]:
     )
 
 
-def _cut_to_size(characters: str, size: int, is_sent: IsSent) -> list[str]:
+def _cut_to_size(encoded: str, size: int, is_sent: IsSent) -> list[str]:
     """Cut into parts of at most ``size`` characters; return an empty list if that is impossible."""
     segments, position = [], 0
-    while len(characters) - position > size:
-        parts = (PART + characters[position : position + n] for n in range(size, 0, -1))
+    while len(encoded) - position > size:
+        parts = (PART + encoded[position : position + n] for n in range(size, 0, -1))
         part = next((part for part in parts if not is_sent(part)), "")
         if not part:
             return []
         segments.append(part)
         position += len(part) - 1
-        # Each part is a byte shorter, so parts differ even in a long run of one character.
+        # The next part is shorter, so parts differ even in a long run of one character.
         size = len(part) - 2
-    last = LAST + characters[position:]
+    last = LAST + encoded[position:]
     if not is_sent(last):
         return [*segments, last]
     # Cut the last segment again, together with the part before it, if there is one.
-    begin, end = 0, len(characters)
+    begin, end = 0, len(encoded)
     if segments:
         previous = segments.pop()
         begin, end = position - (len(previous) - 1), position
-    ending = _cut_ending(characters, begin, end, is_sent)
+    ending = _cut_ending(encoded, begin, end, is_sent)
     return [*segments, *ending] if ending else []
 
 
-def _cut_ending(characters: str, begin: int, end: int, is_sent: IsSent) -> list[str]:
-    """Cut the rest from ``begin`` in two, before ``end``; return an empty list if impossible."""
+def _cut_ending(encoded: str, begin: int, end: int, is_sent: IsSent) -> list[str]:
+    """Cut the text from ``begin`` on in two, somewhere before ``end``; if impossible, return []."""
     for middle in range(end - 1, begin, -1):
-        part, last = PART + characters[begin:middle], LAST + characters[middle:]
+        part, last = PART + encoded[begin:middle], LAST + encoded[middle:]
         if len(last) > SEGMENT_BYTES:
             break
         if not (is_sent(part) or is_sent(last)):
@@ -164,7 +164,7 @@ def _encode_utf8(text: str, name: str) -> bytes:
 
 # Assembly of received segments
 
-# Python's overhead of a string. It counts, so that the number of short segments is limited too.
+# Python's overhead of a string. Its inclusion limits the number of short segments too.
 _OVERHEAD_BYTES: Final = 64
 
 _Key = tuple[int, str]
@@ -187,7 +187,7 @@ class SegmentAssembler:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._unfinished: dict[_Key, _UnfinishedMessage] = {}
-        # Dropped messages whose last segment has not arrived; a dictionary, used as an ordered set.
+        # Dropped messages whose last segment has not arrived: a dictionary, used as an ordered set.
         self._ignored: dict[_Key, None] = {}
         # Senders that were missing at the last check.
         self._missing: set[int] = set()
@@ -253,11 +253,11 @@ class SegmentAssembler:
         unfinished.size += size
         self.size += size
         if len(self._unfinished) > self._max_messages:
-            self._ignore(next(iter(self._unfinished)))
+            self._drop_and_ignore(next(iter(self._unfinished)))
         if self.size > self._max_bytes:
-            self._ignore(max(self._unfinished, key=lambda key: self._unfinished[key].size))
+            self._drop_and_ignore(max(self._unfinished, key=lambda key: self._unfinished[key].size))
 
-    def _ignore(self, key: _Key) -> None:
+    def _drop_and_ignore(self, key: _Key) -> None:
         self._drop(key)
         self._ignored[key] = None
         if len(self._ignored) > self._max_messages:
@@ -286,11 +286,12 @@ class SegmentDeduplicator:
 
     def __init__(self) -> None:
         self._began_at = ""
-        # Hashes of sent segments: of messages with several segments, and with a single one.
+        # Hashes of the segments that the transaction has sent for messages of several segments.
         self._parts: set[int] = set()
+        # Hashes of the segments that it has sent for messages of a single segment.
         self._singles: set[int] = set()
 
-    def cut(self, began_at: str, channel: str, characters: str) -> list[str]:
+    def cut(self, began_at: str, channel: str, encoded: str) -> list[str]:
         """Cut a message's base64 for the transaction that began at this time."""
         if began_at != self._began_at:
             self._began_at = began_at
@@ -301,11 +302,11 @@ class SegmentDeduplicator:
             key = hash((channel, segment))
             if key in self._parts:
                 return True
-            # Equal messages of a single segment need no other cut: they may be delivered once.
-            is_single = segment[0] == LAST and len(segment) == len(characters) + 1
+            # Equal messages of a single segment may be delivered once, so they need no other cut.
+            is_single = segment[0] == LAST and len(segment) == len(encoded) + 1
             return key in self._singles and not is_single
 
-        segments = cut(characters, is_sent)
+        segments = cut(encoded, is_sent)
         hashes = self._singles if len(segments) == 1 else self._parts
         hashes.update(hash((channel, segment)) for segment in segments)
         return segments

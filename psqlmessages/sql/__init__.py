@@ -1,9 +1,9 @@
-"""Scripts: the SQL of this version as files, and their digest. Needs no Django."""
+"""SQL scripts of this version, and their digest. Needs no Django."""
 
 import hashlib
 from pathlib import Path
 
-# Of PostgreSQL.
+# The oldest version of PostgreSQL that runs the scripts.
 MIN_VERSION = 15
 
 SCRIPTS = Path(__file__).parent
@@ -11,12 +11,12 @@ MIGRATIONS = SCRIPTS.parent / "migrations"
 
 
 def scripts(folder: Path = SCRIPTS) -> list[Path]:
-    """List the numbered scripts of a folder, in the order to run them."""
+    """Return the numbered scripts of a folder, in the order in which to run them."""
     return sorted(folder.glob("[0-9][0-9]_*.sql"))
 
 
 def digest(folder: Path = SCRIPTS) -> str:
-    """Compute sixteen hexadecimal digits that change with any character of any script."""
+    """Compute 16 hexadecimal digits that depend on the names and contents of the scripts."""
     whole = hashlib.sha256()
     for script in scripts(folder):
         whole.update(script.name.encode() + b"\0" + script.read_bytes() + b"\0")

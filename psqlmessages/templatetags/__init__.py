@@ -1,1 +1,1 @@
-"""Template tags of the admin, the monitor and the page of the REST API."""
+"""Template tags for the admin, the monitor and the page of the REST API."""

@@ -1,4 +1,4 @@
-"""Navigation that all pages share."""
+"""Template tag for the navigation that all pages share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from django import template
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext_lazy as _
 
+from psqlmessages.monitor.access import VIEW_MONITOR
+
 register = template.Library()
 
-VIEW_MONITOR: Final = "psqlmessages.view_monitor"
-# For each page its label, its URL, and the names of the URLs below it.
+# Of each page: its label, the name of its URL, and the names of the URLs of its subpages.
 _MONITOR: Final = (
     (_("Now"), "monitor", ()),
     (_("Topics"), "monitor_topics", ("monitor_topic", "monitor_send")),
@@ -30,33 +31,35 @@ _MONITOR: Final = (
 
 @register.inclusion_tag("psqlmessages/navigation.html", takes_context=True)
 def navigation(context: template.Context) -> dict[str, Any]:
-    """Show links to the pages of the monitor, the admin and the API that the user may open.
+    """Show links to the pages of the monitor, to the admin and to the page of the API.
 
-    A page without a URL has no link.
+    The monitor needs a permission, the admin a staff user. A page without a URL has no link.
     """
     request = context["request"]
     match = request.resolver_match
     url_name = match.url_name if match else ""
     namespace = match.namespace if match else ""
-    may_watch = request.user.is_staff and request.user.has_perm(VIEW_MONITOR)
+    may_view_monitor = request.user.is_staff and request.user.has_perm(VIEW_MONITOR)
     entries = [
-        (label, f"psqlmessages:{name}", _current(url_name == name, url_name in below))
-        for label, name, below in (_MONITOR if may_watch else ())
+        (label, f"psqlmessages:{name}", _aria_current(url_name == name, url_name in subpages))
+        for label, name, subpages in (_MONITOR if may_view_monitor else ())
     ]
     if request.user.is_staff:
         is_admin = namespace == "admin"
-        entries.append((_("Admin"), "admin:index", _current(url_name == "index", is_admin)))
-    entries.append(("API", "psqlmessages:api:openapi-view", _current(url_name == "openapi-view")))
-    links = [(label, _find_url(name), current) for label, name, current in entries]
+        entries.append((_("Admin"), "admin:index", _aria_current(url_name == "index", is_admin)))
+    entries.append(
+        ("API", "psqlmessages:api:openapi-view", _aria_current(url_name == "openapi-view"))
+    )
+    links = [(label, _url_or_empty(name), current) for label, name, current in entries]
     return {"links": [link for link in links if link[1]]}
 
 
-def _current(is_page: bool, is_below: bool = False) -> str:
-    """Return the value of ``aria-current``."""
-    return "page" if is_page else "true" if is_below else ""
+def _aria_current(is_page: bool, is_subpage: bool = False) -> str:
+    """Return the value of ``aria-current``; "" for a link to a page that is not open."""
+    return "page" if is_page else "true" if is_subpage else ""
 
 
-def _find_url(name: str) -> str:
+def _url_or_empty(name: str) -> str:
     try:
         return reverse(name)
     except NoReverseMatch:
