@@ -71,7 +71,7 @@ class TaskCounts(NamedTuple):
             counters.waits += self.number
         elif not self.may_lack_rules:
             entry = Histogram(self.number, self.seconds, self.selector_seconds, list(self.buckets))
-            counters.add(self.outcome, self.destination, entry)
+            counters.entry(self.outcome, self.destination).add(entry)
 
 
 class TimedRunner(ExchangeRunner):
