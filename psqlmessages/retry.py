@@ -63,15 +63,9 @@ def error_line(error: object) -> str:
 class RateLimitedLogger:
     """Logs each warning at most once per interval, with the number of suppressed ones."""
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        interval: timedelta = timedelta(seconds=10),
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, logger: logging.Logger, interval: timedelta = timedelta(seconds=10)) -> None:
         self._logger = logger
         self._interval = interval.total_seconds()
-        self._clock = clock
         # For each text and key: when it was last logged, and the number suppressed since then.
         self._history: dict[tuple[str, Hashable], tuple[float, int]] = {}
 
@@ -79,7 +73,7 @@ class RateLimitedLogger:
         self, text: str, *values: Any, key: Hashable = None, exc_info: BaseException | None = None
     ) -> None:
         """Log ``text % values``, once per interval for each pair of ``text`` and ``key``."""
-        now = self._clock()
+        now = monotonic()
         logged_at, suppressed = self._history.get((text, key), (-self._interval, 0))
         if now - logged_at < self._interval:
             self._history[text, key] = logged_at, suppressed + 1

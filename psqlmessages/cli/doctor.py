@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
@@ -29,10 +29,6 @@ CHECKS: tuple[Check, ...] = (
     doctor_tables.rules,
     doctor_tables.create_rights,
 )
-
-
-def _configure(parser: ArgumentParser) -> None:
-    add_json(parser)
 
 
 def run(
@@ -78,4 +74,4 @@ def _describe(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-COMMAND = CliCommand("doctor", "report problems with their cause and fix", _configure, run)
+COMMAND = CliCommand("doctor", "report problems with their cause and fix", add_json, run)

@@ -174,6 +174,11 @@ class Progress:
         self.count += count
         self.show()
 
+    def update(self, count: int) -> None:
+        """Set the count; if it has changed, show the rate if it is due."""
+        if count != self.count:
+            self.add(count - self.count)
+
     def show(self) -> None:
         """Show the rate if it is due."""
         now = monotonic()
@@ -233,9 +238,10 @@ def one_line(text: str) -> str:
     )
 
 
-def fail(text: str) -> int:
-    """Print an error in one line; return exit code 1."""
-    print(one_line(f"psqlmessages: {text}"), file=sys.stderr)
+def fail(*texts: str) -> int:
+    """Print each error in one line; return exit code 1."""
+    for text in texts:
+        print(one_line(f"psqlmessages: {text}"), file=sys.stderr)
     return 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 import psycopg
 
@@ -15,10 +15,6 @@ _COUNT_DEAD_SESSIONS = """
     SELECT count(*)::int FROM psqlmessages_session
     WHERE id NOT IN (SELECT messages._live_sessions())
 """
-
-
-def _configure(parser: ArgumentParser) -> None:
-    add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -73,6 +69,6 @@ COMMAND = CliCommand(
     "prune",
     "as the owner of the tables: remove expired bodies, unneeded stream messages, dead nodes and"
     " unused queues now",
-    _configure,
+    add_json,
     run,
 )

@@ -50,11 +50,9 @@ class RefusedCalls:
         """Count a call of a node that ended with this error, if it was refused."""
         if not isinstance(error, _ERROR_CLASSES):
             return
-        rule = needed_rule(ident, error)
         with self._lock:
             self.total += 1
-            is_full = rule not in self._counts and len(self._counts) >= MAX_RULES
-            self._counts[OTHERS if is_full else rule] += 1
+        self.add(Counter([needed_rule(ident, error)]))
 
     def take(self) -> Counter[NeededRule]:
         """Return the counts since the last call of this method."""
@@ -63,7 +61,7 @@ class RefusedCalls:
             return counts
 
     def add(self, counts: Counter[NeededRule]) -> None:
-        """Add counts that were taken, but could not be stored in the database."""
+        """Add counts, for instance because the taken ones could not be stored in the database."""
         with self._lock:
             for rule, count in counts.items():
                 is_full = rule not in self._counts and len(self._counts) >= MAX_RULES

@@ -135,10 +135,9 @@ def compile_expression(text: str) -> CompiledExpression:
         if part.value == "matches" and part.kind == "call":
             _check_pattern(part.parts[1].literal or "")
     is_bool = expression.return_type().name() == "BOOL"
-    result_cache: DecisionCache[SelectorResult] | None = None
-    if is_bool:
-        result_cache = DecisionCache.of(fields.tree)
-    return CompiledExpression(expression, fields, is_bool, result_cache)
+    return CompiledExpression(
+        expression, fields, is_bool, cache=DecisionCache.of(fields.tree) if is_bool else None
+    )
 
 
 def _compile(text: str) -> Expression:

@@ -36,9 +36,7 @@ def run(arguments: Namespace) -> int:
         wanted = document.read(read_input(arguments.file))
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
-        for sentence in error.errors:
-            fail(sentence)
-        return 1
+        return fail(*error.errors)
     return _import(wanted, arguments)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import psycopg
 from django.db import DatabaseError
-from django.db.models import Count, Sum
+from django.db.models import Count
 
 from psqlmessages.cli.output import (
     CliCommand,
@@ -32,6 +32,7 @@ from psqlmessages.exchanges.store.permissions import find_missing_rules
 from psqlmessages.exchanges.store.route_graph import build_graph
 from psqlmessages.exchanges.store.stats import (
     ELEMENT_OUTCOMES,
+    count_outcomes,
     format_state,
     has_live_worker,
     read_missing_rules,
@@ -51,7 +52,7 @@ def list_exchanges(arguments: Namespace) -> int:
     if not rows:
         print("no exchanges")
         return 0
-    counts, workers = _read_counts(arguments.database), _count_workers(arguments.database)
+    counts, workers = count_outcomes(rows, arguments.database), _count_workers(arguments.database)
     missing = read_missing_rules(arguments.database)
     lines = []
     for row in rows:
@@ -73,12 +74,6 @@ def list_exchanges(arguments: Namespace) -> int:
     return 0
 
 
-def _read_counts(using: str) -> Counter[tuple[int, str]]:
-    groups = ExchangeCount.objects.using(using).values_list("exchange", "outcome")
-    sums = groups.annotate(Sum("count"))
-    return Counter({(exchange, outcome): count for exchange, outcome, count in sums})
-
-
 def _count_workers(using: str) -> Counter[int]:
     """Count the processes that run each exchange, by their recent heartbeats."""
     alive = ExchangeCount.objects.using(using).filter(has_live_worker())
@@ -93,7 +88,7 @@ def load(arguments: Namespace) -> int:
     try:
         wanted = definitions.parse_text(read_input(arguments.file))
     except MalformedExchanges as error:
-        return _report_errors(error)
+        return fail(*map(str, error.errors))
     current = repository.read_all(arguments.database)
     difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
     for line in difference.describe():
@@ -150,12 +145,6 @@ def _describe_problems(
         yield f"cycle: {', '.join(map(str, cycle))}"
 
 
-def _report_errors(error: MalformedExchanges) -> int:
-    for problem in error.errors:
-        fail(str(problem))
-    return 1
-
-
 # exchange test: a dry run of one element.
 
 
@@ -165,7 +154,7 @@ def _test(arguments: Namespace) -> int:
     try:
         exchange = repository.compile_exchange(row)
     except MalformedExchanges as error:
-        return _report_errors(error)
+        return fail(*map(str, error.errors))
     source = exchange.source
     try:
         body = parse_strict_json(arguments.body) if arguments.json_body else arguments.body

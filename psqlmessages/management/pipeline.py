@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
@@ -16,11 +17,13 @@ from django.db import InterfaceError, OperationalError, connections
 from django.db.models.functions import Now
 
 from psqlmessages.cli.output import CliCommand, fail
+from psqlmessages.conf import get_settings
 from psqlmessages.models import PipelineJob
 from psqlmessages.orm import direct_dsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from psqlmessages.pipeline.job_runner import JobProgress
 
@@ -126,7 +129,7 @@ class JobContext:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         from psqlmessages.pipeline import job_runner
 
-        # `follow` has recorded a JobFailed already.
+        # The job runner has recorded a JobFailed already.
         if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
             self._update(state=PipelineJob.State.FAILED, error=job_runner.cause_line(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
@@ -154,6 +157,13 @@ class JobContext:
         if self.arguments.once:
             return {"availableNow": True}
         return {"processingTime": self.arguments.trigger}
+
+    def follow(self, query: StreamingQuery, lag: Callable[[], float | None], **others: Any) -> None:
+        """Run a query until it ends, with a JobRunner; ``others`` are more fields of it."""
+        from psqlmessages.pipeline.job_runner import JobRunner
+
+        fields = {"record": self.record, "print_line": self.say, **others}
+        JobRunner(query, lag=lag, **fields).run(get_settings().STOP_SECONDS)
 
     def say(self, text: str) -> None:
         """Print a line to standard error; standard output is for results."""

@@ -19,7 +19,6 @@ from psqlmessages.cli.output import (
     subcommands,
     time_with_zone,
 )
-from psqlmessages.conf import get_settings
 from psqlmessages.management import pipeline
 
 if TYPE_CHECKING:
@@ -202,7 +201,6 @@ def _archive(arguments: Namespace) -> int:
 
 def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     """Run one query, or wait for a mark. Return whether the marks changed: then run a new query."""
-    from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive import archive_job
     from psqlmessages.pipeline.offsets import Lag
 
@@ -218,9 +216,7 @@ def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     lag = Lag(query, archive_job.READER, topics)
     try:
         with job.stop_on_mark_change(query, topics) as have_marks_changed:
-            job_runner.follow(
-                query, context.record, lag, context.say, stop_seconds=get_settings().STOP_SECONDS
-            )
+            context.follow(query, lag)
             return have_marks_changed()
     finally:
         lag.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -22,7 +22,6 @@ from django.db import (
 from django.db.models.functions import Now
 
 from psqlmessages.cli.output import CliCommand, fail, one_line, positive
-from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import (
@@ -137,9 +136,10 @@ class SparkExchangeState:
         if self._pk is None:
             return
         counters = self.counter_store.of(self._pk)
-        for counts in self._take_new_counts():
-            counts.add_to(counters)
-            self._may_lack_rules = self._may_lack_rules or counts.may_lack_rules
+        while not self._new_counts.empty():
+            for counts in self._new_counts.get():
+                counts.add_to(counters)
+                self._may_lack_rules = self._may_lack_rules or counts.may_lack_rules
         self.counter_store.mark_written(
             self.counter_store.write(self.counter_store.list_rows(self._running_pks))
         )
@@ -148,13 +148,6 @@ class SparkExchangeState:
             self._may_lack_rules = False
             self._rules.check(self._definition[0], self._using)
             self.counter_store.missing_rules[self._pk] = self._rules.describe()
-
-    def _take_new_counts(self) -> Iterable[TaskCounts]:
-        while True:
-            try:
-                yield from self._new_counts.get_nowait()
-            except Empty:
-                return
 
 
 _SYNC_SECONDS: Final = 0.5
@@ -270,7 +263,6 @@ def run(arguments: Namespace) -> int:
 
 
 def _follow(context: JobContext) -> None:
-    from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.exchange.driver import SparkExchanges
 
     arguments = context.arguments
@@ -287,13 +279,8 @@ def _follow(context: JobContext) -> None:
     query = exchanges.start(once=arguments.once)
     sync.start()
     try:
-        job_runner.follow(
-            query,
-            context.record,
-            state.lag,
-            context.say,
-            count_rows=lambda batch: state.element_count(int(batch.batchId)),
-            stop_seconds=get_settings().STOP_SECONDS,
+        context.follow(
+            query, state.lag, count_rows=lambda batch: state.element_count(int(batch.batchId))
         )
     finally:
         sync.close()

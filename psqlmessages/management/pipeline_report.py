@@ -103,9 +103,6 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
     from psqlmessages.pipeline import job_runner
 
     with JobContext(COMMAND.name, arguments) as context, ThreadPoolExecutor(1) as executor:
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
         from psqlmessages.pipeline.report import compute
 
         context.say("reading the messages with Spark")
@@ -122,10 +119,6 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
                 statistics = future.result(_HEARTBEAT_SECONDS)
             except TimeoutError:
                 continue
-            except (Py4JError, PySparkException) as error:
-                cause = job_runner.cause_line(error)
-                context.record(job_runner.JobProgress(job_runner.FAILED, error=cause))
-                raise job_runner.JobFailed(cause) from error
             rows = statistics.total.count if statistics.total else 0
             context.record(job_runner.JobProgress(job_runner.STOPPED, rows=rows))
             return statistics

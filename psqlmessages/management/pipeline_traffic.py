@@ -12,7 +12,6 @@ from django.db import InterfaceError, OperationalError
 
 from psqlmessages import traffic_windows
 from psqlmessages.cli.output import CliCommand, positive, seconds
-from psqlmessages.conf import get_settings
 from psqlmessages.management.pipeline import JobContext, add_streaming_arguments
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Count until Ctrl-C, or with --once until all messages that exist now are counted."""
-    from psqlmessages.pipeline import job_runner, traffic
+    from psqlmessages.pipeline import traffic
     from psqlmessages.pipeline.offsets import Lag
     from psqlmessages.pipeline.traffic import TrafficTable
 
@@ -80,13 +79,7 @@ def run(arguments: Namespace) -> int:
         )
         lag = Lag(query, traffic.CLIENT, _topic_names(arguments))
         try:
-            job_runner.follow(
-                query,
-                _make_recorder(context),
-                lag,
-                context.say,
-                stop_seconds=get_settings().STOP_SECONDS,
-            )
+            context.follow(query, lag, record=_make_recorder(context))
         finally:
             table.close()
             lag.close()

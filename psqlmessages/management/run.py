@@ -43,20 +43,13 @@ def run(arguments: Namespace) -> int:
             concurrency=arguments.concurrency or get_settings().HANDLER_CONCURRENCY,
             stuck_after=timedelta(seconds=get_settings().HANDLER_SECONDS),
         )
-
-        def show_rate() -> None:
-            # If nothing was handled since the last call, print nothing.
-            if progress.count != worker.counters.handled:
-                progress.count = worker.counters.handled
-                progress.show()
-
         with stop_on_signals(worker.stop, _STOPPING, get_settings().STOP_SECONDS):
             topics = ", ".join(worker.listen()) or "no topic"
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"
             )
             start_history_writer()
-            worker.run(show_rate)
+            worker.run(lambda: progress.update(worker.counters.handled))
         counters = worker.counters
         progress.count = counters.handled
         progress.say(

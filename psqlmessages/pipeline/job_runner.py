@@ -47,112 +47,103 @@ class JobProgress:
     error: str = ""
 
 
-def follow(
-    query: StreamingQuery,
-    record: Callable[[JobProgress], None],
-    lag: Callable[[], float | None],
-    print_line: Callable[[str], object] = print,
-    count_rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows),
-    stop_seconds: float | None = None,
-) -> None:
-    """Wait until the query ends; print a line for each batch with rows, and record the progress.
-
-    SIGINT and SIGTERM stop the query after the current batch. The process ends immediately after a
-    second signal, or if the batch takes longer than ``stop_seconds``. ``count_rows`` gets Spark's
-    progress of a batch. ``lag`` returns seconds (None: unknown). If ``lag`` raises
-    ServerUnreachable, the job's state is "waiting"; after other database errors the lag is unknown.
-    Call this in the main thread. Raises JobFailed.
-    """
-    _Follower(query, record, lag, print_line, count_rows).run(stop_seconds)
-
-
 @dataclass
-class _Follower:
-    """Follows one query: see `follow`."""
+class JobRunner:
+    """Follows a query: prints a line for each batch with rows, and records the progress.
+
+    ``lag`` returns seconds (None: unknown). If ``lag`` raises ServerUnreachable, the job's state is
+    "waiting"; after other database errors the lag is unknown. ``count_rows`` gets Spark's progress
+    of a batch.
+    """
 
     query: StreamingQuery
     record: Callable[[JobProgress], None]
     lag: Callable[[], float | None]
     print_line: Callable[[str], object]
-    count_rows: Callable[[Any], int]
-    progress: JobProgress = JobProgress(RUNNING)
+    count_rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows)
+    _progress: JobProgress = JobProgress(RUNNING)
     # Time and number of rows of each recent batch.
-    recent_batches: deque[tuple[float, int]] = field(default_factory=deque)
-    recorded_at: float = float("-inf")
-    lag_measured_at: float = float("-inf")
+    _recent_batches: deque[tuple[float, int]] = field(default_factory=deque)
+    _recorded_at: float = float("-inf")
+    _lag_measured_at: float = float("-inf")
     # Id of Spark's run, and number of the last batch that was reported.
-    last_reported: tuple[str, int] = ("", -1)
-    late_windows: int = 0
-    lag_error: str = ""
-    is_stopping: bool = False
+    _last_reported: tuple[str, int] = ("", -1)
+    _late_windows: int = 0
+    _lag_error: str = ""
+    _is_stopping: bool = False
 
-    def run(self, stop_seconds: float | None) -> None:
+    def run(self, stop_seconds: float | None = None) -> None:
+        """Wait until the query ends; raise JobFailed if it fails. Call this in the main thread.
+
+        SIGINT and SIGTERM stop the query after the current batch. The process ends immediately
+        after a second signal, or if the batch takes longer than ``stop_seconds``.
+        """
         from py4j.protocol import Py4JError
         from pyspark.errors import StreamingQueryException
 
         try:
-            with stop_on_signals(self.stop, _STOPPING, stop_seconds):
+            with stop_on_signals(self._stop, _STOPPING, stop_seconds):
                 while not self.query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
-                    self.report()
-                    if self.is_stopping:
-                        self.wait_for_batch()
+                    self._report()
+                    if self._is_stopping:
+                        self._wait_for_batch()
                         self.query.stop()
         except StreamingQueryException as error:
-            self.fail(cause_line(error), error)
+            self._fail(cause_line(error), error)
         except Py4JError as error:
             # The kernel has probably killed Java because memory ran out.
-            self.fail("the Java process that runs Spark has ended", error)
-        self.report()
+            self._fail("the Java process that runs Spark has ended", error)
+        self._report()
         # Measure again: the previous measurement may have been taken during the last batch.
-        self.measure_lag()
-        self.save(state=STOPPED)
+        self._measure_lag()
+        self._save(state=STOPPED)
 
-    def stop(self) -> None:
-        self.is_stopping = True
+    def _stop(self) -> None:
+        self._is_stopping = True
 
-    def fail(self, text: str, error: Exception) -> NoReturn:
-        self.save(state=FAILED, error=text)
+    def _fail(self, text: str, error: Exception) -> NoReturn:
+        self._save(state=FAILED, error=text)
         raise JobFailed(text) from error
 
-    def save(self, **changes: Any) -> None:
-        self.progress = replace(self.progress, **changes)
-        self.recorded_at = monotonic()
-        self.record(self.progress)
+    def _save(self, **changes: Any) -> None:
+        self._progress = replace(self._progress, **changes)
+        self._recorded_at = monotonic()
+        self.record(self._progress)
 
-    def report(self) -> None:
+    def _report(self) -> None:
         """Report the batches that have ended, and record the progress every RECORD_SECONDS."""
-        for batch in self.ended_batches():
+        for batch in self._ended_batches():
             rows = self.count_rows(batch)
-            self.recent_batches.append((monotonic(), rows))
-            self.progress = replace(
-                self.progress,
+            self._recent_batches.append((monotonic(), rows))
+            self._progress = replace(
+                self._progress,
                 batch=int(batch.batchId),
-                rows=self.progress.rows + rows,
-                rows_per_second=self.rate(),
+                rows=self._progress.rows + rows,
+                rows_per_second=self._rate(),
             )
             if rows:
-                self.print_batch(batch, rows)
+                self._print_batch(batch, rows)
             # Spark's "rows" are groups here: windows that were closed when rows for them arrived.
             late = sum(state.numRowsDroppedByWatermark for state in batch.stateOperators)
             if late:
-                self.late_windows += late
+                self._late_windows += late
                 self.print_line(
                     f"too late: {late:,} windows were closed when more messages arrived, and are"
-                    f" not updated ({self.late_windows:,} since the start)"
+                    f" not updated ({self._late_windows:,} since the start)"
                 )
-        if monotonic() - self.recorded_at >= RECORD_SECONDS:
-            self.measure_lag()
-            self.save(rows_per_second=self.rate())
+        if monotonic() - self._recorded_at >= RECORD_SECONDS:
+            self._measure_lag()
+            self._save(rows_per_second=self._rate())
 
-    def ended_batches(self) -> list[Any]:
+    def _ended_batches(self) -> list[Any]:
         """Return the batches that have ended since the last call."""
         last = self.query.lastProgress
         if last is None:
             return []
         # While idle, Spark sometimes reports the next batch before it has run, without "addBatch".
         number = last.batchId if "addBatch" in last.durationMs else last.batchId - 1
-        previous, self.last_reported = self.last_reported, (str(last.runId), number)
-        if previous == self.last_reported:
+        previous, self._last_reported = self._last_reported, (str(last.runId), number)
+        if previous == self._last_reported:
             return []
         # Spark's list has more batches than can end between two calls.
         return [
@@ -161,16 +152,16 @@ class _Follower:
             if "addBatch" in batch.durationMs and batch.batchId > previous[1]
         ]
 
-    def rate(self) -> float:
+    def _rate(self) -> float:
         oldest = monotonic() - _RATE_PERIOD_SECONDS
-        while self.recent_batches and self.recent_batches[0][0] < oldest:
-            self.recent_batches.popleft()
-        return sum(rows for _, rows in self.recent_batches) / _RATE_PERIOD_SECONDS
+        while self._recent_batches and self._recent_batches[0][0] < oldest:
+            self._recent_batches.popleft()
+        return sum(rows for _, rows in self._recent_batches) / _RATE_PERIOD_SECONDS
 
-    def print_batch(self, batch: Any, rows: int) -> None:
-        if monotonic() - self.lag_measured_at >= _LAG_INTERVAL_SECONDS:
-            self.measure_lag()
-        lag = self.progress.lag_seconds
+    def _print_batch(self, batch: Any, rows: int) -> None:
+        if monotonic() - self._lag_measured_at >= _LAG_INTERVAL_SECONDS:
+            self._measure_lag()
+        lag = self._progress.lag_seconds
         if lag is None:
             lag_text = ""
         elif lag == 0:
@@ -183,33 +174,33 @@ class _Follower:
             f" {rows / max(seconds, 1e-3):,.0f}/s{lag_text}"
         )
 
-    def measure_lag(self) -> None:
-        self.lag_measured_at = monotonic()
+    def _measure_lag(self) -> None:
+        self._lag_measured_at = monotonic()
         state = RUNNING
         try:
             lag = self.lag()
         except ServerUnreachable:
-            lag, state = self.progress.lag_seconds, WAITING
+            lag, state = self._progress.lag_seconds, WAITING
         except (MessagesError, psycopg.Error) as error:
             # If a permission or topic is missing, the query itself fails with the same error.
             lag = None
             text = f"the lag is unknown: {cause_line(error)}"
-            if text != self.lag_error:
-                self.lag_error = text
+            if text != self._lag_error:
+                self._lag_error = text
                 self.print_line(text)
-        if state != self.progress.state:
+        if state != self._progress.state:
             self.print_line("waiting for the database" if state == WAITING else "continuing")
-        self.progress = replace(self.progress, state=state, lag_seconds=lag)
+        self._progress = replace(self._progress, state=state, lag_seconds=lag)
 
-    def wait_for_batch(self) -> None:
+    def _wait_for_batch(self) -> None:
         """Wait until the current batch has ended; return immediately if none is running."""
-        previous = self.last_reported
+        previous = self._last_reported
         status = self.query.status
         while status["isTriggerActive"] and status["isDataAvailable"]:
             if self.query.awaitTermination(_STOP_POLL_SECONDS):  # type: ignore[arg-type]
                 return
-            self.report()
-            if self.last_reported != previous:
+            self._report()
+            if self._last_reported != previous:
                 return
             status = self.query.status
 

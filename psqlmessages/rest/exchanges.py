@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db.models import Sum
 from django.http import HttpRequest
 from ninja import Router, Status
 
@@ -15,10 +14,11 @@ from psqlmessages.exchanges.store import definitions, files, permissions, reposi
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.exchanges.store.stats import (
     ELEMENT_OUTCOMES,
+    count_outcomes,
     format_state,
     read_missing_rules,
 )
-from psqlmessages.models import Exchange, ExchangeCount
+from psqlmessages.models import Exchange
 from psqlmessages.orm import resolve_alias
 from psqlmessages.rest import schemas
 from psqlmessages.rest.errors import ApiError
@@ -142,10 +142,7 @@ async def delete(request: HttpRequest, name: str):
 def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
     using = resolve_alias(None)
     rows = list(repository.rows(using).filter(**filters))
-    stored = ExchangeCount.objects.using(using).filter(exchange__in=rows)
-    sums = stored.values_list("exchange", "outcome")
-    counts = {(pk, outcome): count for pk, outcome, count in sums.annotate(Sum("count"))}
-    missing = read_missing_rules(using)
+    counts, missing = count_outcomes(rows, using), read_missing_rules(using)
     return [
         {
             "name": row.name,
@@ -153,9 +150,7 @@ def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
             "state": format_state(is_running=row.is_running, is_blocked=row.pk in missing),
             "missing_rules": missing.get(row.pk, []),
             "definition": repository.to_definition(row).to_document(),
-            "counts": {
-                str(outcome): counts.get((row.pk, outcome), 0) for outcome in ELEMENT_OUTCOMES
-            },
+            "counts": {str(outcome): counts[row.pk, outcome] for outcome in ELEMENT_OUTCOMES},
         }
         for row in rows
     ]

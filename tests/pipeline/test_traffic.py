@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.pipeline import job_runner, traffic
-from psqlmessages.pipeline.job_runner import JobFailed, JobProgress
+from psqlmessages.pipeline.job_runner import JobFailed, JobProgress, JobRunner
 from psqlmessages.pipeline.offsets import Lag
 from psqlmessages.pipeline.traffic import TrafficTable, TrafficWindow
 from tests.pipeline.processes import until
@@ -51,7 +51,7 @@ def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[JobPr
     """Wait for the end of a query; return its progress and the printed lines."""
     told: list[JobProgress] = []
     lines: list[str] = []
-    job_runner.follow(query, told.append, lag, lines.append)
+    JobRunner(query, told.append, lag, lines.append).run()
     return told, lines
 
 
@@ -156,7 +156,7 @@ def test_a_job_shows_its_lag_and_ends_by_signal(field: TrafficField, query: Quer
     thread = Thread(target=act)
     thread.start()
     with closing(Lag(running, traffic.CLIENT, ["*"])) as lag:
-        job_runner.follow(running, told.append, lag, lambda _: None)
+        JobRunner(running, told.append, lag, lambda _: None).run()
         thread.join()
     assert len(batches) == 2
     assert (Path(checkpoint) / "commits" / "1").exists()
@@ -196,7 +196,7 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
 
     field.publish(1)
     with pytest.raises(JobFailed) as raised:
-        job_runner.follow(query(write), told.append, lambda: 0.0, lambda _: None)
+        JobRunner(query(write), told.append, lambda: 0.0, lambda _: None).run()
     assert str(raised.value) == "nobody is there"
     assert (told[-1].state, told[-1].error) == ("failed", "nobody is there")
 

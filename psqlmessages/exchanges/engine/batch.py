@@ -280,12 +280,7 @@ class RoutedBatch:
         headers = delivery.headers
         if headers is None:
             headers = {**element.headers, HOP_HEADER: element.hops + 1}
-        delay = delivery.delay
-        mature = None
-        if delivery.mature is not None:
-            # ``mature`` overrides the delay.
-            delay = None
-            mature = _mature(delivery, element.now)
+        has_mature = delivery.mature is not None
         pushed_at = (element.pushed_at - _EPOCH) // _MICROSECOND
         return RemoteCopy(
             ref=element.ref,
@@ -295,8 +290,9 @@ class RoutedBatch:
             headers=_json(headers),
             body=body.text,
             enc=body.enc,
-            delay=delay,
-            mature=mature,
+            # ``mature`` overrides the delay.
+            delay=None if has_mature else delivery.delay,
+            mature=_mature(delivery, element.now) if has_mature else None,
             tries=delivery.tries,
             key=self.plan.push_key(delivery.destination, element.id, pushed_at),
         )

@@ -64,25 +64,14 @@ class ExchangeCounters:
         self, outcome: str, number: int, seconds: float, selector_seconds: float
     ) -> None:
         """Count elements that took ``seconds`` each, and ``selector_seconds`` in total."""
-        counter = self._counter(outcome)
+        counter = self.entry(outcome)
         counter.count += number
         counter.seconds += number * seconds
         counter.selector_seconds += selector_seconds
         counter.buckets[bisect_left(BUCKET_SECONDS, seconds)] += number
 
-    def add_copies(self, destination: int, number: int) -> None:
-        """Count copies to a destination."""
-        self._counter(TO, destination).count += number
-
-    def add_selector_failure(self, destination: int) -> None:
-        """Count a failure of a destination's selector."""
-        self._counter(BAD_SELECTOR, destination).count += 1
-
-    def add(self, outcome: str, destination: int, other: Histogram) -> None:
-        """Add a counter of another task or process."""
-        self._counter(outcome, destination).add(other)
-
-    def _counter(self, outcome: str, destination: int = -1) -> Histogram:
+    def entry(self, outcome: str, destination: int = -1) -> Histogram:
+        """Return an entry; create it if it does not exist."""
         return self.entries.setdefault((outcome, destination), Histogram())
 
     @property

@@ -57,11 +57,9 @@ class DryRun:
     fallback: DryRunCopy | None
 
 
-def dry_run_exchange(
-    exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
-) -> DryRun:
+def dry_run_exchange(exchange: CompiledExchange, message: SelectorInput) -> DryRun:
     """Route a message without changing or pushing it. Calls selectors that are Python functions."""
-    routed = route(exchange, replace(message), now=now or datetime.now(UTC))
+    routed = route(exchange, replace(message), now=datetime.now(UTC))
     headers = {**message.headers, HOP_HEADER: read_hop_count(message.headers) + 1}
     copies = {
         delivery.destination: DryRunCopy(

@@ -25,7 +25,7 @@ from psqlmessages.exchanges.engine.batch import (
     RoutedBatch,
     TakenElement,
 )
-from psqlmessages.exchanges.engine.counters import ExchangeCounters
+from psqlmessages.exchanges.engine.counters import BAD_SELECTOR, TO, ExchangeCounters
 from psqlmessages.exchanges.engine.remote import CircuitBreaker, RemotePusher, is_data_error
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection, Row
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
@@ -57,14 +57,14 @@ class ExchangeLog:
         for outcome, (number, selector_seconds) in batch.count_outcomes().items():
             self._counters.add_elements(outcome, number, seconds, selector_seconds)
         for destination, number in batch.count_copies().items():
-            self._counters.add_copies(destination, number)
+            self._counters.entry(TO, destination).count += number
         if batch.lost:
             self._log.warning(
                 "exchange %s lost %d elements to another consumer: their leases had expired",
                 self._name, len(batch.lost),
             )  # fmt: skip
         for destination, reason in batch.selector_errors:
-            self._counters.add_selector_failure(destination)
+            self._counters.entry(BAD_SELECTOR, destination).count += 1
             self._log.warning(
                 "exchange %s: the selector of %s failed (counts as no): %s",
                 self._name, self._queue_name(destination), reason, key=destination,

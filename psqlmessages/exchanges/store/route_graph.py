@@ -20,15 +20,13 @@ class RouteEdge:
     destination_position: int
     source: QueueRef
     destination: QueueRef
-    selector: str
     is_in_cycle: bool
 
 
 @dataclass(frozen=True)
 class RouteGraph:
-    """Queues, the edges between them, and the cycles. Cycles that share a queue count as one."""
+    """Edges between queues, and the cycles. Cycles that share a queue count as one."""
 
-    queues: tuple[QueueRef, ...]
     edges: tuple[RouteEdge, ...]
     cycles: tuple[tuple[QueueRef, ...], ...]
 
@@ -57,7 +55,6 @@ def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
             position,
             exchange.source,
             destination.queue,
-            destination.selector,
             exchange.source in cycle_numbers
             and cycle_numbers[exchange.source] == cycle_numbers.get(destination.queue),
         )
@@ -65,50 +62,42 @@ def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
         for position, destination in enumerate(exchange.destinations)
     )
     return RouteGraph(
-        tuple(sorted(successors, key=astuple)),
         edges,
         tuple(sorted((tuple(sorted(cycle, key=astuple)) for cycle in cycles), key=str)),
     )
 
 
 def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
-    """Yield the strongly connected components of the graph (Tarjan's algorithm).
+    """Yield the strongly connected components of the graph (Kosaraju's algorithm)."""
+    predecessors: dict[QueueRef, list[QueueRef]] = {queue: [] for queue in successors}
+    for queue, following in successors.items():
+        for successor in following:
+            predecessors[successor].append(queue)
+    visited: set[QueueRef] = set()
+    finished = [each for queue in successors for each in _search(successors, queue, visited)]
+    visited.clear()
+    for queue in reversed(finished):
+        if component := _search(predecessors, queue, visited):
+            yield component
+
+
+def _search(
+    graph: dict[QueueRef, list[QueueRef]], start: QueueRef, visited: set[QueueRef]
+) -> list[QueueRef]:
+    """Visit the queues that can be reached from ``start``, and return them in post-order.
 
     This is not recursive, because a chain of queues may be longer than Python's stack.
     """
-    index: dict[QueueRef, int] = {}
-    low_link: dict[QueueRef, int] = {}
-    path: list[tuple[QueueRef, Iterator[QueueRef]]] = []
-    # Visited queues that are in no component yet. This dict is a stack with fast membership tests.
-    pending: dict[QueueRef, None] = {}
-
-    def enter(queue: QueueRef) -> None:
-        index[queue] = low_link[queue] = len(index)
-        pending[queue] = None
-        path.append((queue, iter(successors[queue])))
-
-    for start in successors:
-        if start not in index:
-            enter(start)
-        while path:
-            queue, remaining_successors = path[-1]
-            successor = next(remaining_successors, None)
-            if successor is None:
-                path.pop()
-                if path:
-                    predecessor = path[-1][0]
-                    low_link[predecessor] = min(low_link[predecessor], low_link[queue])
-                if low_link[queue] == index[queue]:
-                    yield _pop_component(pending, queue)
-            elif successor not in index:
-                enter(successor)
-            elif successor in pending:
-                low_link[queue] = min(low_link[queue], index[successor])
-
-
-def _pop_component(pending: dict[QueueRef, None], root: QueueRef) -> list[QueueRef]:
-    """Remove and return ``root`` and all queues that were added after it."""
-    component = [pending.popitem()[0]]
-    while component[-1] != root:
-        component.append(pending.popitem()[0])
-    return component
+    found: list[QueueRef] = []
+    path = [(start, iter(graph[start]))] if start not in visited else []
+    visited.add(start)
+    while path:
+        queue, neighbours = path[-1]
+        neighbour = next((each for each in neighbours if each not in visited), None)
+        if neighbour is None:
+            found.append(queue)
+            path.pop()
+        else:
+            visited.add(neighbour)
+            path.append((neighbour, iter(graph[neighbour])))
+    return found

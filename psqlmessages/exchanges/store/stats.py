@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from django.db import DEFAULT_DB_ALIAS, transaction
-from django.db.models import Q
+from django.db.models import Q, Sum
 from django.db.models.functions import Now
 
 from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
@@ -138,6 +138,13 @@ def has_live_worker(prefix: str = "") -> Q:
     """Match the heartbeat row of each worker that runs the exchange now."""
     oldest = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
     return Q(**{f"{prefix}outcome": Outcome.OK, f"{prefix}seen_at__gt": oldest})
+
+
+def count_outcomes(exchanges: Collection[Exchange], using: str) -> Counter[tuple[int, str]]:
+    """Return the sums over all workers. The keys are primary keys of exchanges, and outcomes."""
+    counts = ExchangeCount.objects.using(using).filter(exchange__in=exchanges)
+    sums = counts.values_list("exchange", "outcome").annotate(Sum("count"))
+    return Counter({(key, outcome): count for key, outcome, count in sums})
 
 
 def read_missing_rules(using: str = DEFAULT_DB_ALIAS) -> dict[int, list[str]]:

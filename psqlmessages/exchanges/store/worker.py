@@ -257,10 +257,7 @@ async def _run(worker: ExchangeWorker, progress: Progress) -> None:
             shown = worker.running
             names = ", ".join(shown) or "no exchange (define some with exchange load)"
             progress.say(f"running {names}; press Ctrl-C to stop")
-        # An idle process prints nothing.
-        if progress.count != worker.counter_store.elements:
-            progress.count = worker.counter_store.elements
-            progress.show()
+        progress.update(worker.counter_store.elements)
 
     with stop_on_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
         await worker.run(show_progress)

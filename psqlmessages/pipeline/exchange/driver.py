@@ -32,8 +32,7 @@ class SparkExchanges:
     A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. It
     ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds. After
     each turn, a Spark thread calls ``record`` with the turn's number and counts. Executors import
-    ``modules``, which contain selector functions. ``dsn_file`` contains the address of the
-    namespace default. Without it, and for other namespaces, executors read the variables of `dsn`.
+    ``modules``, which contain selector functions, and read the variables of `database.dsn`.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class SparkExchanges:
         span: float = 5.0,
         linger: float = 1.0,
         modules: Sequence[str] = (),
-        dsn_file: str | None = None,
     ) -> None:
         self._spark = spark
         self._record = record
@@ -60,7 +58,6 @@ class SparkExchanges:
             span=span,
             linger=linger,
             modules=tuple(modules),
-            dsn_file=dsn_file,
         )
         self.define(())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -29,7 +29,7 @@ from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
 from psqlmessages.exchanges.engine.remote import CircuitBreaker
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeRunner
-from psqlmessages.pipeline import database
+from psqlmessages.pipeline.database import dsn
 from psqlmessages.pipeline.exchange.definition import (
     DefinitionFolder,
     ExchangeInput,
@@ -71,7 +71,7 @@ class TaskCounts(NamedTuple):
             counters.waits += self.number
         elif not self.may_lack_rules:
             entry = Histogram(self.number, self.seconds, self.selector_seconds, list(self.buckets))
-            counters.add(self.outcome, self.destination, entry)
+            counters.entry(self.outcome, self.destination).add(entry)
 
 
 class TimedRunner(ExchangeRunner):
@@ -115,7 +115,6 @@ class TurnSettings:
     span: float
     linger: float
     modules: tuple[str, ...] = ()
-    dsn_file: str | None = None
 
     def as_option(self) -> str:
         """Return the settings as JSON, the value of the source's only option."""
@@ -128,17 +127,11 @@ class TurnSettings:
         settings = json.loads(options[OPTION])
         return cls(**{**settings, "modules": tuple(settings["modules"])})
 
-    def address(self, namespace: str) -> str:
-        """Return a namespace's address as set in this process; raises NoValidDsn."""
-        if self.dsn_file is not None and namespace == "default":
-            return database.dsn({database.DSN_OPTION: self.dsn_file}, namespace)
-        return database.dsn(None, namespace)
-
 
 async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
     """Run exchanges in one task for ``span`` seconds or less; return their counts."""
     aliases = sorted({alias for plan in plans for alias in plan.namespaces})
-    databases = {alias: _make_handle(alias, settings.address(alias)) for alias in aliases}
+    databases = {alias: _make_handle(alias) for alias in aliases}
     runners = [TimedRunner(plan, databases) for plan in plans]
     deadline = monotonic() + settings.span
 
@@ -161,7 +154,8 @@ async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> lis
     return [counts for runner in runners for counts in runner.counts()]
 
 
-def _make_handle(alias: str, address: str) -> DatabaseHandle:
+def _make_handle(alias: str) -> DatabaseHandle:
+    address = dsn(namespace=alias)
     handle = DatabaseHandle(alias, address)
     handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
     return handle
@@ -214,8 +208,7 @@ class WatchedSource:
 class SourceWatcher:
     """Watches the source queues of exchanges, with one listening connection per database."""
 
-    def __init__(self, address: Callable[[str], str]) -> None:
-        self._address = address
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._listeners: dict[str, QueueListener] = {}
         self._watched: dict[ExchangeInput, WatchedSource] = {}
@@ -263,7 +256,7 @@ class SourceWatcher:
         for source in sources:
             namespace = source.queue.namespace
             if namespace not in self._listeners:
-                address = self._address(namespace)
+                address = dsn(namespace=namespace)
                 self._listeners[namespace] = QueueListener(address, "exchange listens")
             if source not in self._watched:
                 listener = self._listeners[namespace]
@@ -312,7 +305,7 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Wait briefly for available elements; return ``start`` if there are none."""
         if self._watcher is None:
-            self._watcher = SourceWatcher(self._settings.address)
+            self._watcher = SourceWatcher()
         turn = start["turn"]
         if turn != self._turn:
             self._turn = turn

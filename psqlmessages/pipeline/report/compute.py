@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import StorageLevel
@@ -37,16 +36,15 @@ def compute_statistics(
     *,
     topics: str = "*",
     archive: str | None = None,
-    options: Mapping[str, str] | None = None,
 ) -> ReportStatistics:
     """Compute the statistics of all stored messages of a period.
 
     With ``archive``, the root of an archive, also those of archived messages. ``topics`` are names
-    and patterns, separated by commas; ``options`` are more options of the source. Latencies are
-    missing: only the job `traffic` measures them. Raises ArchiveError and the source's errors.
+    and patterns, separated by commas. Latencies are missing: only the job `traffic` measures them.
+    Raises ArchiveError and the source's errors.
     """
     reader = spark.read.format("psqlmessages").schema(_COLUMNS)
-    rows = reader.options(**{"topic": topics, "client": CLIENT, **(options or {})}).load()
+    rows = reader.options(topic=topics, client=CLIENT).load()
     source = "all stored messages"
     if archive is not None:
         # A message that is both stored and archived counts once.
