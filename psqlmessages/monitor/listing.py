@@ -76,6 +76,20 @@ class ListDefinition:
                 raise BadRequest(f"{name}: there is no choice {chosen[name]!r}.")
         return ListQuery(self, search, sort, int(page), chosen)
 
+    def render(
+        self,
+        request: HttpRequest,
+        page: str,
+        read_page: Callable[[ListQuery], ListPage],
+        context: Mapping[str, Any],
+    ) -> HttpResponse:
+        """Render a page with this list, or only the list as a fragment; viewers share its data."""
+        query = self.parse(request)
+        shared = {"list": lambda: read_shared(query.key(), lambda: read_page(query))}
+        fragments = {self.name: f"psqlmessages/monitor/_{self.name}.html"}
+        template = f"psqlmessages/monitor/{page}.html"
+        return render_page(request, template, fragments, {**context, **shared})
+
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
@@ -116,14 +130,10 @@ class ListQuery:
         pairs = tuple(sorted(self.chosen.items()))
         return (self.definition.name, self.search, self.sort, self.page, pairs)
 
-    def result(self, rows: Sequence[Any], total: int) -> ListPage:
-        """Return the page to show. ``total``: the number of rows on all pages."""
-        return ListPage(self, rows, total)
-
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a list, for the template ``_list.html``."""
+    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages."""
 
     query: ListQuery
     rows: Sequence[Any]

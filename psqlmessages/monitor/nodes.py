@@ -25,15 +25,8 @@ from psqlmessages.monitor.listing import (
 )
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.problems import format_age, rule_statement
-from psqlmessages.monitor.stream_status import (
-    SubscriptionStatus,
-    read_subscriptions,
-)
-from psqlmessages.monitor.views import (
-    admin_page,
-    common_context,
-    require_monitor_access,
-)
+from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
+from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
 
 # The page of a node shows at most this number of entries of each kind.
 _MAX_NAMES: Final = 100
@@ -95,13 +88,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
     """Show the registered nodes, or the node in ``?name=``."""
     if "name" in request.GET:
         return node(request)
-    query = _LIST.parse(request)
-    context = {
-        **common_context(request),
-        "list": lambda: read_shared(query.key(), lambda: _read_page(query)),
-    }
-    fragments = {_LIST.name: "psqlmessages/monitor/_nodes.html"}
-    return render_page(request, "psqlmessages/monitor/nodes.html", fragments, context)
+    return _LIST.render(request, "nodes", _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
@@ -136,7 +123,7 @@ def _read_page(query: ListQuery) -> ListPage:
         "offset": query.offset,
     }
     rows = fetch(statement, parameters)
-    return query.result([NodeRow(*row[1:]) for row in rows], rows[0][0] if rows else 0)
+    return ListPage(query, [NodeRow(*row[1:]) for row in rows], rows[0][0] if rows else 0)
 
 
 # One node

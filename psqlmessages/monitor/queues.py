@@ -94,13 +94,7 @@ _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
 @require_monitor_access
 def queues(request: HttpRequest) -> HttpResponse:
     """Show the list of all queues."""
-    query = _LIST.parse(request)
-    context = {
-        **common_context(request),
-        "list": lambda: read_shared(query.key(), lambda: _read_page(query)),
-    }
-    templates = {"queues": "psqlmessages/monitor/_queues.html"}
-    return render_page(request, "psqlmessages/monitor/queues.html", templates, context)
+    return _LIST.render(request, "queues", _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
@@ -110,7 +104,7 @@ def _read_page(query: ListQuery) -> ListPage:
     matching.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
     shown = matching[query.offset : query.offset + PAGE_SIZE]
     add_sizes(shown, MAX_IN_LIST)
-    return query.result([_row(queue) for queue in shown], len(matching))
+    return ListPage(query, [_row(queue) for queue in shown], len(matching))
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from psqlmessages.monitor.listing import (
     Column,
     ListDefinition,
     ListPage,
+    ListQuery,
     check_parameters,
     database,
     read_shared,
@@ -82,25 +83,18 @@ def streams(request: HttpRequest) -> HttpResponse:
     """Show all subscriptions, by default the largest lag first; or the stream in ``?name=``."""
     if "name" in request.GET:
         return stream(request)
-    query = _LIST.parse(request)
+    return _LIST.render(request, "streams", _read_page, common_context(request))
 
-    def page() -> ListPage:
-        return query.result(
-            *read_shared(
-                query.key(),
-                lambda: read_subscriptions(
-                    search=query.search,
-                    state=query.chosen["state"],
-                    order=query.column,
-                    is_descending=query.is_descending,
-                    offset=query.offset,
-                ),
-            )
-        )
 
-    fragments = {_LIST.name: "psqlmessages/monitor/_subscriptions.html"}
-    context = {**common_context(request), "list": page}
-    return render_page(request, "psqlmessages/monitor/streams.html", fragments, context)
+def _read_page(query: ListQuery) -> ListPage:
+    subscriptions, total = read_subscriptions(
+        search=query.search,
+        state=query.chosen["state"],
+        order=query.column,
+        is_descending=query.is_descending,
+        offset=query.offset,
+    )
+    return ListPage(query, subscriptions, total)
 
 
 @require_safe
