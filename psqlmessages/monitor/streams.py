@@ -36,11 +36,11 @@ from psqlmessages.monitor.listing import (
     render_page,
 )
 from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.problems import format_count
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
     count_between,
     first_position,
-    format_count,
     last_position,
     position_at,
     read_stream_status,

@@ -19,7 +19,7 @@ from psqlmessages import traffic_windows
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
-from psqlmessages.monitor.names import topic_url
+from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.queries import Query, fetch_rows
 from psqlmessages.monitor.views import (
     admin_page,
@@ -236,7 +236,7 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
     context = {
         **_page_context(request, window, seconds, name),
         "topic": name,
-        "topic_url": topic_url(name),
+        "topic_url": object_url("topic", name),
         "windows": [
             RangeLink(text, _query_string(name, *_shortest_range(length)), length == window)
             for length, text in _WINDOW_LENGTHS.items()
