@@ -48,13 +48,11 @@ Outcome = ExchangeCount.Outcome
 
 # Statistics of an exchange for its page
 
-_COUNTER_FIELDS = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
-
 
 def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     """Read the counters of all workers, as texts and numbers for the page."""
     counters = ExchangeCount.objects.filter(exchange=exchange)
-    rows = counters.values_list(*_COUNTER_FIELDS)
+    rows = counters.values_list(*CounterRow._fields)
     totals = AggregatedCounters.of(CounterRow(*row) for row in rows)
     elements = totals.elements
     return {
