@@ -267,14 +267,10 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _aliases() -> list[str]:
-    """List the namespaces, the project's own first, without the alias of its direct connection."""
-    own, direct = resolve_alias(None), direct_alias()
-    return [own, *(alias for alias in namespaces() if alias not in (own, direct))]
-
-
 async def _read_namespaces() -> dict[str, list[Rows | None] | None]:
-    aliases = _aliases()
+    """Read all namespaces, the project's own first; skip the alias of its direct connection."""
+    own, direct = resolve_alias(None), direct_alias()
+    aliases = [own, *(alias for alias in namespaces() if alias not in (own, direct))]
     answers = await asyncio.gather(*map(_read_namespace, aliases))
     return dict(zip(aliases, answers, strict=True))
 
