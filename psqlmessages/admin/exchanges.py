@@ -237,16 +237,12 @@ class ExchangeAdmin(BaseAdmin):
             try:
                 is_changed = repository.set_running(exchange.name, is_running, using)
             except Exchange.DoesNotExist:
-                self.message_user(
-                    request,
-                    _("Already deleted: {exchange}.").format(exchange=exchange),
-                    messages.WARNING,
-                )
-                continue
-            if is_changed:
-                base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
-            text = change if is_changed else no_change
-            level = messages.SUCCESS if is_changed else messages.INFO
+                text, level = _("Already deleted: {exchange}."), messages.WARNING
+            else:
+                if is_changed:
+                    base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
+                text = change if is_changed else no_change
+                level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text.format(exchange=exchange), level)
         return self.after_action(request, exchanges)
 

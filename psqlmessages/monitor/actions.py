@@ -19,7 +19,7 @@ from django.utils.timezone import is_naive, make_aware
 from django.utils.translation import gettext as _
 
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.monitor.listing import database
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.views import common_context, forbidden
 from psqlmessages.orm import fetch
 from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json

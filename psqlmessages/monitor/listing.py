@@ -11,15 +11,15 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest
-from django.db import DatabaseError, connections, router, transaction
+from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
 from django.utils.translation import get_language
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models import Auth
 from psqlmessages.models.names import NAME_CHARACTERS
+from psqlmessages.models.rules import database
 
 PAGE_SIZE: Final = 100
 # Labels of the parameters in ``ListDefinition.choices``.
@@ -276,11 +276,6 @@ def read_shared(key: Hashable, read: Callable[[], T]) -> T:
             raise result.error.with_traceback(None)
         value: T = result.value
         return value
-
-
-def database() -> str:
-    """Return the alias of the database that holds the rules."""
-    return router.db_for_write(Auth)
 
 
 def fetch(query: str, values: Any = None) -> list[tuple[Any, ...]]:

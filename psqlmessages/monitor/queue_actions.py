@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
 from psqlmessages.models.names import is_name, isolate, patterns
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.actions import (
     OPERATE_QUEUES,
     Action,
@@ -22,7 +23,7 @@ from psqlmessages.monitor.actions import (
     parse_json,
     read_body,
 )
-from psqlmessages.monitor.listing import database, limit_query_time
+from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
 from psqlmessages.wire import EncodedBody

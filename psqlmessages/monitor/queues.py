@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Queue
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
 from psqlmessages.monitor.actions import OPERATE_QUEUES, perform
 from psqlmessages.monitor.listing import (
@@ -25,7 +26,6 @@ from psqlmessages.monitor.listing import (
     ListPage,
     ListQuery,
     check_parameters,
-    database,
     read_shared,
     render_page,
 )

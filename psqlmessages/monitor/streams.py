@@ -17,6 +17,7 @@ from psqlmessages import orm
 from psqlmessages.client import stream_calls
 from psqlmessages.models import Subscription
 from psqlmessages.models.names import isolate
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.actions import (
     OPERATE_STREAMS,
     Action,
@@ -31,7 +32,6 @@ from psqlmessages.monitor.listing import (
     ListPage,
     ListQuery,
     check_parameters,
-    database,
     read_shared,
     render_page,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -14,9 +14,9 @@ from django.views.decorators.http import require_POST
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.models import Auth, Subscription, Topic
 from psqlmessages.models.names import isolate
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
 from psqlmessages.monitor.actions import Action, Fields, field_value, log_action, perform, read_body
-from psqlmessages.monitor.listing import database
 from psqlmessages.monitor.names import ident_pattern, object_url
 from psqlmessages.monitor.views import ADD_RULE, require_monitor_access, require_topic_name
 from psqlmessages.orm import fetch, own_ident, run
@@ -90,9 +90,7 @@ def add_rule(request: HttpRequest) -> HttpResponse:
     if not request.user.has_perm(ADD_RULE):
         text = _("The permission {permission} is missing.").format(permission=ADD_RULE)
         return JsonResponse({"error": text}, status=403)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT session_user::text")
-        (role,) = cursor.fetchone()
+    ((role,),) = fetch("SELECT session_user::text", [], database())
     try:
         rule, is_new = Auth.objects.get_or_create(
             role=role,
