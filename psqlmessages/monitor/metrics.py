@@ -299,7 +299,9 @@ class MetricsCollector:
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
         yield from self.collect_database()
-        yield from self.collect_queues()
+        yield from queue_families(self._rows(2))
+        yield from exchange_families(self._rows(3))
+        yield from job_families(self._rows(4))
         yield problem_family(self._problems)
         text = "Django connections closed because an answer was lost"
         yield _counter("lost_answers", text, [((), silent_connections.count_closed())])
@@ -320,12 +322,6 @@ class MetricsCollector:
             for row in rows:
                 gauge.add_metric((row[0],), float(row[position]))
             yield gauge
-
-    def collect_queues(self) -> Iterator[Any]:
-        """Yield metrics of queues, exchanges and pipeline jobs."""
-        yield from queue_families(self._rows(2))
-        yield from exchange_families(self._rows(3))
-        yield from job_families(self._rows(4))
 
     def _rows(self, position: int) -> Rows:
         """Return a query's rows in all namespaces; each row begins with its namespace."""
