@@ -7,16 +7,16 @@ from django.db import connections, transaction
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 from django.views.i18n import JavaScriptCatalog
 
+from psqlmessages.models.names import NameConverter
 from psqlmessages.monitor import graph, nodes, now, queues, streams, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.minutes import history_data
-from psqlmessages.monitor.names import ObjectNameConverter
 from psqlmessages.monitor.stored_messages import stored_messages
-from psqlmessages.monitor.topic_actions import send_test_message
+from psqlmessages.monitor.topic_actions import add_rule, send_test_message
 from psqlmessages.rest.urls import patterns
 
-register_converter(ObjectNameConverter, "object_name")
+register_converter(NameConverter, "object_name")
 
 app_name = "psqlmessages"
 
@@ -49,7 +49,7 @@ urlpatterns = [
         JavaScriptCatalog.as_view(packages=["psqlmessages"]),
         name="monitor_texts",
     ),
-    path("monitor/rule/", views.add_rule, name="monitor_rule"),
+    path("monitor/rule/", add_rule, name="monitor_rule"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),
     path("api/", include(patterns())),

@@ -15,7 +15,7 @@ from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db import InterfaceError, OperationalError, connections, router, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.db.models import Model
 from django.db.models.expressions import RawSQL
 from django.forms import CharField, ModelForm
@@ -30,6 +30,7 @@ from django.views.decorators.cache import never_cache
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
 from psqlmessages.models.names import isolate
+from psqlmessages.models.rules import database
 from psqlmessages.rules.document import RuleEntry
 
 LOCK_TIMEOUT = "10s"
@@ -264,11 +265,6 @@ class RuleLock:
         except OperationalError as error:
             return error_text(error)
         return ""
-
-
-def database() -> str:
-    """Return the alias of the database that holds the rules."""
-    return router.db_for_write(Auth)
 
 
 def error_text(error: OperationalError, sentence: str = _("Nothing was saved: {error}.")) -> str:

@@ -48,13 +48,11 @@ Outcome = ExchangeCount.Outcome
 
 # Statistics of an exchange for its page
 
-_COUNTER_FIELDS = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
-
 
 def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     """Read the counters of all workers, as texts and numbers for the page."""
     counters = ExchangeCount.objects.filter(exchange=exchange)
-    rows = counters.values_list(*_COUNTER_FIELDS)
+    rows = counters.values_list(*CounterRow._fields)
     totals = AggregatedCounters.of(CounterRow(*row) for row in rows)
     elements = totals.elements
     return {
@@ -239,16 +237,12 @@ class ExchangeAdmin(BaseAdmin):
             try:
                 is_changed = repository.set_running(exchange.name, is_running, using)
             except Exchange.DoesNotExist:
-                self.message_user(
-                    request,
-                    _("Already deleted: {exchange}.").format(exchange=exchange),
-                    messages.WARNING,
-                )
-                continue
-            if is_changed:
-                base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
-            text = change if is_changed else no_change
-            level = messages.SUCCESS if is_changed else messages.INFO
+                text, level = _("Already deleted: {exchange}."), messages.WARNING
+            else:
+                if is_changed:
+                    base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
+                text = change if is_changed else no_change
+                level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text.format(exchange=exchange), level)
         return self.after_action(request, exchanges)
 

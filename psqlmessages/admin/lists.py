@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, ClassVar, Final
 
-from django.contrib import admin
 from django.contrib.admin import ModelAdmin, SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
@@ -16,7 +15,7 @@ from django.utils.html import format_html
 from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.admin.base import fetch_rows
+from psqlmessages.admin.base import column, fetch_rows
 
 _MAX_SUGGESTIONS: Final = 20
 # Reads the first values from an index, because SELECT DISTINCT would read the whole table.
@@ -110,12 +109,7 @@ def time_column(description: str, field: str) -> Callable[..., Any]:
 
     The script of the pages converts it to the reader's zone.
     """
-
-    @admin.display(description=description, ordering=field)
-    def show(_admin: ModelAdmin, obj: Any) -> str:
-        return format_time(getattr(obj, field))
-
-    return show
+    return column(description, lambda obj: format_time(getattr(obj, field)), order=field)
 
 
 def format_time(time: datetime | None) -> str:

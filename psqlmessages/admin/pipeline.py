@@ -19,6 +19,7 @@ from psqlmessages.admin.base import BaseAdmin, column
 from psqlmessages.admin.lists import TopicFilter, time_column
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
+from psqlmessages.models.pipeline import ENDED_STATES
 
 
 class WindowFilter(admin.SimpleListFilter):
@@ -106,9 +107,8 @@ class PipelineJobAdmin(BaseAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:
         """Read jobs, and whether each job is alive according to the clock of the database."""
-        state = PipelineJob.State
-        ended = Q(state__in=(state.STOPPED, state.FAILED))
-        alive = ~ended & Q(seen_at__gt=Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS))
+        is_recent = Q(seen_at__gt=Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS))
+        alive = ~Q(state__in=ENDED_STATES) & is_recent
         return super().get_queryset(request).annotate(is_alive=alive, now=Now())
 
     def has_delete_permission(self, request: HttpRequest, obj: PipelineJob | None = None) -> bool:
@@ -126,8 +126,7 @@ class PipelineJobAdmin(BaseAdmin):
     @admin.display(description=_("state"), ordering="state")
     def current_state(self, job: PipelineJob) -> str:
         """Return the state; for a job that died without reporting, the time since its heartbeat."""
-        state = PipelineJob.State
-        if job.is_alive or job.state in (state.STOPPED, state.FAILED):
+        if job.is_alive or job.state in ENDED_STATES:
             return job.get_state_display()
         seconds = (job.now - job.seen_at).total_seconds()
         passed = f"{seconds:.0f} s" if seconds < 60 else timesince(job.seen_at, job.now)

@@ -243,15 +243,13 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
                 text = f"{_('Not deleted')}: {queue}. {base.error_text(error)}"
                 self.message_user(request, text, messages.ERROR)
                 continue
+            text, level = _("Deleted: {queue}."), messages.SUCCESS
             if is_removed:
                 base.record_history(request, [(queue, DELETION, "Deleted.")])
-                text = _("Deleted: {queue}.").format(queue=queue)
-                self.message_user(request, text, messages.SUCCESS)
             else:
-                text = _("Not deleted because it has elements: {queue}. Drain it first.").format(
-                    queue=queue
-                )
-                self.message_user(request, text, messages.ERROR)
+                text = _("Not deleted because it has elements: {queue}. Drain it first.")
+                level = messages.ERROR
+            self.message_user(request, text.format(queue=queue), level)
         return None
 
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:

@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 from django.db import models
+from django.urls.converters import StringConverter
 
 from psqlmessages.wire import describe_unstorable
 
@@ -13,6 +14,12 @@ NAME_CHARACTERS: Final = 100
 def is_name(name: str) -> bool:
     """Return whether PostgreSQL can store this text as a name of a node, topic or queue."""
     return 0 < len(name) <= NAME_CHARACTERS and not describe_unstorable(name)
+
+
+class NameConverter(StringConverter):
+    """A name in a path of a URL; it may contain slashes and newlines."""
+
+    regex = r"[\s\S]+"
 
 
 # Unicode controls that change the direction of text. An isolate is text between two of them.

@@ -87,3 +87,7 @@ class PipelineJob(models.Model):
 
     def __str__(self) -> str:
         return isolate(self.name)
+
+
+# A job in one of these states sends no heartbeat.
+ENDED_STATES = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)

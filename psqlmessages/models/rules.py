@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from django.conf import settings
 from django.contrib.auth.models import Group
-from django.db import models
+from django.db import models, router
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
@@ -99,6 +99,11 @@ class Auth(models.Model):
     def natural_key(self) -> tuple[str, str, str, str]:
         """Return the fields that identify the rule, for `dumpdata --natural-primary`."""
         return self.role, self.ident, self.type, self.dest
+
+
+def database() -> str:
+    """Return the alias of the database that holds the rules."""
+    return router.db_for_write(Auth)
 
 
 # Web identities: the nodes that a web user may act as.

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from django.apps import apps
 from django.contrib import messages
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -19,8 +19,9 @@ from django.utils.timezone import is_naive, make_aware
 from django.utils.translation import gettext as _
 
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.monitor.listing import database
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.views import common_context, forbidden
+from psqlmessages.orm import fetch
 from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json
 
 OPERATE_QUEUES: Final = "psqlmessages.operate_queues"
@@ -28,7 +29,6 @@ OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
 
 _LOCK_TIMEOUT: Final = "10s"
 _CONFIRMED: Final = "confirmed"
-_CHANGE: Final = 2  # The value of django.contrib.admin.models.CHANGE.
 
 Target = TypeVar("Target", bound=Model)
 # The posted fields: each name has one or more values. ``describe`` may replace them.
@@ -79,7 +79,7 @@ def perform(
                     (key, value) for key in fields.keys() - overrides for value in fields[key]
                 ]
                 return render(request, "psqlmessages/monitor/action.html", context)
-            _limit_lock_waits()
+            fetch("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT], database())
             text = action.run(target, fields)
             log_action(request, target, text)
     except (MessagesError, ImproperlyConfigured, DatabaseError) as error:
@@ -134,23 +134,13 @@ def parse_time(text: str) -> datetime:
     return make_aware(at) if is_naive(at) else at
 
 
-def log_action(request: HttpRequest, target: Model, text: str, flag: int = _CHANGE) -> None:
+def log_action(
+    request: HttpRequest, target: Model, text: str, *, is_addition: bool = False
+) -> None:
     """Add an entry to the history of an object, if the project uses the admin."""
     if not apps.is_installed("django.contrib.admin"):
         return
-    from django.contrib.admin.models import LogEntry
-    from django.contrib.contenttypes.models import ContentType
+    from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 
-    LogEntry.objects.create(
-        user_id=request.user.pk,
-        content_type_id=ContentType.objects.get_for_model(target).pk,
-        object_id=target.pk,
-        object_repr=str(target)[:200],
-        action_flag=flag,
-        change_message=text,
-    )
-
-
-def _limit_lock_waits() -> None:
-    with connections[database()].cursor() as cursor:
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
+    flag = ADDITION if is_addition else CHANGE
+    LogEntry.objects.log_actions(request.user.pk, [target], flag, text, single_object=True)

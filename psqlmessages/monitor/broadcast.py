@@ -165,15 +165,14 @@ class Broadcast:
             }
         )
         if viewer.topic is None:
-            page = self._observer.pages.get(viewer.query)
-            names = page.names if page is not None else ()
+            pages = self._observer.pages
+            page = pages.get(viewer.query, TopicPage())
             rows = [
                 topic_row(history.topics[name], second, _BUCKETS)
-                for name in names
+                for name in page.names
                 if name in history.topics
             ]
-            known = page is not None
-            shown = _list_json(viewer.query, page or TopicPage(), known)
+            shown = _list_json(viewer.query, page, viewer.query in pages)
             return common, to_json({"topics": rows, **shown})
         return common, self._encode_topic(viewer.topic, viewer.access.can_view_bodies, second)
 

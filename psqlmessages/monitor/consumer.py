@@ -50,10 +50,16 @@ class MonitorConsumer(Socket):
 
     def on_accepted(self) -> None:
         """Add a viewer for the topic or the page of the list in the URL."""
+        text = self.scope.get("query_string", b"").decode("latin-1")
+        values: dict[str, Any] = {name: each[0] for name, each in parse_qs(text).items()}
+        if values.get("page", "").isdecimal():
+            values["page"] = int(values["page"][:9])
+        topic = values.get("topic", "")
         self._viewer = Viewer(
-            self._requested_topic(), self._access, send=self.put, close=self.close
+            topic if is_name(topic) else None, self._access, send=self.put, close=self.close
         )
-        self._viewer.query = self._requested_list()
+        # If the page is malformed, show the first.
+        self._viewer.query = parse_query(values) or TopicQuery()
         get_observer().add(self._viewer)
 
     async def on_frame(self, text: str) -> None:
@@ -92,19 +98,6 @@ class MonitorConsumer(Socket):
             self.close(NOT_ALLOWED, reason)
         else:
             self.close(NO_PERMISSION, _ACCESS_TEXT)
-
-    def _requested_topic(self) -> str | None:
-        query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
-        topic = query.get("topic", [""])[0]
-        return topic if is_name(topic) else None
-
-    def _requested_list(self) -> TopicQuery:
-        """Return the page of the list in the URL; by default, or if it is malformed, the first."""
-        text = self.scope.get("query_string", b"").decode("latin-1")
-        values: dict[str, Any] = {name: each[0] for name, each in parse_qs(text).items()}
-        if values.get("page", "").isdecimal():
-            values["page"] = int(values["page"][:9])
-        return parse_query(values) or TopicQuery()
 
 
 def _parse(text: str) -> Any:

@@ -11,15 +11,15 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest
-from django.db import DatabaseError, connections, router, transaction
+from django.db import DatabaseError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
 from django.utils.translation import get_language
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models import Auth
 from psqlmessages.models.names import NAME_CHARACTERS
+from psqlmessages.models.rules import database
 
 PAGE_SIZE: Final = 100
 # Labels of the parameters in ``ListDefinition.choices``.
@@ -76,6 +76,20 @@ class ListDefinition:
                 raise BadRequest(f"{name}: there is no choice {chosen[name]!r}.")
         return ListQuery(self, search, sort, int(page), chosen)
 
+    def render(
+        self,
+        request: HttpRequest,
+        page: str,
+        read_page: Callable[[ListQuery], ListPage],
+        context: Mapping[str, Any],
+    ) -> HttpResponse:
+        """Render a page with this list, or only the list as a fragment; viewers share its data."""
+        query = self.parse(request)
+        shared = {"list": lambda: read_shared(query.key(), lambda: read_page(query))}
+        fragments = {self.name: f"psqlmessages/monitor/_{self.name}.html"}
+        template = f"psqlmessages/monitor/{page}.html"
+        return render_page(request, template, fragments, {**context, **shared})
+
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
@@ -116,14 +130,10 @@ class ListQuery:
         pairs = tuple(sorted(self.chosen.items()))
         return (self.definition.name, self.search, self.sort, self.page, pairs)
 
-    def result(self, rows: Sequence[Any], total: int) -> ListPage:
-        """Return the page to show. ``total``: the number of rows on all pages."""
-        return ListPage(self, rows, total)
-
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a list, for the template ``_list.html``."""
+    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages."""
 
     query: ListQuery
     rows: Sequence[Any]
@@ -266,11 +276,6 @@ def read_shared(key: Hashable, read: Callable[[], T]) -> T:
             raise result.error.with_traceback(None)
         value: T = result.value
         return value
-
-
-def database() -> str:
-    """Return the alias of the database that holds the rules."""
-    return router.db_for_write(Auth)
 
 
 def fetch(query: str, values: Any = None) -> list[tuple[Any, ...]]:

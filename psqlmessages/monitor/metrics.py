@@ -267,14 +267,10 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _aliases() -> list[str]:
-    """List the namespaces, the project's own first, without the alias of its direct connection."""
-    own, direct = resolve_alias(None), direct_alias()
-    return [own, *(alias for alias in namespaces() if alias not in (own, direct))]
-
-
 async def _read_namespaces() -> dict[str, list[Rows | None] | None]:
-    aliases = _aliases()
+    """Read all namespaces, the project's own first; skip the alias of its direct connection."""
+    own, direct = resolve_alias(None), direct_alias()
+    aliases = [own, *(alias for alias in namespaces() if alias not in (own, direct))]
     answers = await asyncio.gather(*map(_read_namespace, aliases))
     return dict(zip(aliases, answers, strict=True))
 
@@ -303,7 +299,9 @@ class MetricsCollector:
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
         yield from self.collect_database()
-        yield from self.collect_queues()
+        yield from queue_families(self._rows(2))
+        yield from exchange_families(self._rows(3))
+        yield from job_families(self._rows(4))
         yield problem_family(self._problems)
         text = "Django connections closed because an answer was lost"
         yield _counter("lost_answers", text, [((), silent_connections.count_closed())])
@@ -324,12 +322,6 @@ class MetricsCollector:
             for row in rows:
                 gauge.add_metric((row[0],), float(row[position]))
             yield gauge
-
-    def collect_queues(self) -> Iterator[Any]:
-        """Yield metrics of queues, exchanges and pipeline jobs."""
-        yield from queue_families(self._rows(2))
-        yield from exchange_families(self._rows(3))
-        yield from job_families(self._rows(4))
 
     def _rows(self, position: int) -> Rows:
         """Return a query's rows in all namespaces; each row begins with its namespace."""

@@ -1,4 +1,4 @@
-"""Names of the monitor's nodes, and URLs of pages of objects."""
+"""Names of the monitor's nodes, and URLs of pages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import secrets
 from urllib.parse import quote, urlencode
 
-from django.urls import reverse
-from django.urls.converters import StringConverter
+from django.urls import NoReverseMatch, reverse
 
 from psqlmessages.conf import get_settings
 
@@ -22,11 +21,6 @@ def new_ident() -> str:
     return f"{ident_pattern()[:-1]}{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def topic_url(name: str) -> str:
-    """Return the URL of a topic page."""
-    return object_url("topic", name)
-
-
 def object_url(kind: str, name: str) -> str:
     """Return the URL of the page of a topic, queue, stream or node.
 
@@ -38,7 +32,9 @@ def object_url(kind: str, name: str) -> str:
     return f"{base}{quote(name)}/"
 
 
-class ObjectNameConverter(StringConverter):
-    """The name of a topic, queue, stream or node in a path; it may contain / and newlines."""
-
-    regex = r"[\s\S]+"
+def find_url(name: str, *arguments: str) -> str:
+    """Return the URL of a view, or "" if the project has no such view."""
+    try:
+        return reverse(name, args=arguments)
+    except NoReverseMatch:
+        return ""

@@ -23,17 +23,9 @@ from psqlmessages.monitor.listing import (
     read_shared,
     render_page,
 )
-from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.problems import format_age, rule_statement
-from psqlmessages.monitor.stream_status import (
-    SubscriptionStatus,
-    read_subscriptions,
-)
-from psqlmessages.monitor.views import (
-    admin_page,
-    common_context,
-    require_monitor_access,
-)
+from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
+from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
 
 # The page of a node shows at most this number of entries of each kind.
 _MAX_NAMES: Final = 100
@@ -83,11 +75,6 @@ class NodeRow:
     listened_topics: int
     observed_patterns: int
 
-    @property
-    def url(self) -> str:
-        """The URL of the node's page."""
-        return object_url("node", self.name)
-
 
 @require_safe
 @require_monitor_access
@@ -95,13 +82,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
     """Show the registered nodes, or the node in ``?name=``."""
     if "name" in request.GET:
         return node(request)
-    query = _LIST.parse(request)
-    context = {
-        **common_context(request),
-        "list": lambda: read_shared(query.key(), lambda: _read_page(query)),
-    }
-    fragments = {_LIST.name: "psqlmessages/monitor/_nodes.html"}
-    return render_page(request, "psqlmessages/monitor/nodes.html", fragments, context)
+    return _LIST.render(request, "nodes", _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
@@ -136,7 +117,7 @@ def _read_page(query: ListQuery) -> ListPage:
         "offset": query.offset,
     }
     rows = fetch(statement, parameters)
-    return query.result([NodeRow(*row[1:]) for row in rows], rows[0][0] if rows else 0)
+    return ListPage(query, [NodeRow(*row[1:]) for row in rows], rows[0][0] if rows else 0)
 
 
 # One node
@@ -166,24 +147,19 @@ class NodeConnection:
         seconds = self.transaction_seconds
         return "" if seconds is None else format_age(timedelta(seconds=seconds))
 
-    @property
-    def neighbour_links(self) -> list[tuple[str, str]]:
-        """The names of the other nodes, with the URLs of their pages."""
-        return _links("node", self.neighbours)
-
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """Status of a node. ``connection`` is None if the node is not registered.
 
-    Topics and queues are pairs of a name and a URL. ``queues`` are those in the node's rules.
+    ``sends`` and ``listens`` are topics, ``queues`` those in the node's rules.
     """
 
     connection: NodeConnection | None
-    sends: list[tuple[str, str]] = field(default_factory=list)
-    listens: list[tuple[str, str]] = field(default_factory=list)
+    sends: list[str] = field(default_factory=list)
+    listens: list[str] = field(default_factory=list)
     observes: list[str] = field(default_factory=list)
-    queues: list[tuple[str, str]] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
     subscriptions: list[SubscriptionStatus] = field(default_factory=list)
     rules: list[dict[str, Any]] = field(default_factory=list)
     refused: list[dict[str, Any]] = field(default_factory=list)
@@ -264,15 +240,14 @@ def _read_node(name: str) -> NodeStatus:
     names = patterns(name)
     status = NodeStatus(
         connection,
-        queues=_links("queue", _first_column(fetch(_QUEUES_QUERY, [names]))),
+        queues=_first_column(fetch(_QUEUES_QUERY, [names])),
         subscriptions=read_subscriptions(node=name)[0],
         rules=[dict(zip(_RULE_NAMES, row, strict=True)) for row in fetch(_RULES_QUERY, [names])],
         refused=[_describe_refused(name, row) for row in fetch(_REFUSED_QUERY, [name])],
     )
     if connection is not None:
-        for kind, links in (("notify", status.sends), ("listen", status.listens)):
-            topics = _first_column(fetch(_TOPICS_QUERY, [connection.id, kind]))
-            links.extend(_links("topic", topics))
+        for kind, topics in (("notify", status.sends), ("listen", status.listens)):
+            topics.extend(_first_column(fetch(_TOPICS_QUERY, [connection.id, kind])))
         status.observes.extend(_first_column(fetch(_PATTERNS_QUERY, [connection.id])))
     return status
 
@@ -285,7 +260,3 @@ def _describe_refused(name: str, row: tuple[Any, ...]) -> dict[str, Any]:
 
 def _first_column(rows: list[tuple[Any, ...]]) -> list[str]:
     return [row[0] for row in rows]
-
-
-def _links(kind: str, names: list[str]) -> list[tuple[str, str]]:
-    return [(name, object_url(kind, name)) for name in names]

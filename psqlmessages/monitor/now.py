@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from psqlmessages.conf import get_settings
 from psqlmessages.health import broken_parts
 from psqlmessages.monitor.listing import check_parameters, read_shared, render_page
-from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.names import find_url, object_url
 from psqlmessages.monitor.problems import (
     CHECKS,
     Link,
@@ -22,11 +22,7 @@ from psqlmessages.monitor.problems import (
     process_problems,
 )
 from psqlmessages.monitor.queries import read_once
-from psqlmessages.monitor.views import (
-    common_context,
-    find_url,
-    require_monitor_access,
-)
+from psqlmessages.monitor.views import common_context, require_monitor_access
 
 # Maximum time for connecting and all queries.
 _TIMEOUT_SECONDS: Final = 5.0

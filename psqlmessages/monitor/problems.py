@@ -81,8 +81,8 @@ class ProblemCheck:
     name: str
     summary: str
     query: str
-    values: Callable[[Settings], Sequence[Any]]
     describe: Callable[[Rows, datetime, Settings], Iterator[Problem]]
+    values: Callable[[Settings], Sequence[Any]] = lambda _settings: ()
 
 
 def find_problems(
@@ -162,9 +162,9 @@ def format_age(age: timedelta) -> str:
     return gettext("{number} s").format(number=seconds)
 
 
-def _format_count(number: int) -> str:
-    """Format a number of things that were counted up to MAX_COUNTED."""
-    return f"> {MAX_COUNTED:,}" if number > MAX_COUNTED else f"{number:,}"
+def format_count(number: int, limit: int = MAX_COUNTED) -> str:
+    """Format a number of things that were counted up to ``limit``."""
+    return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
 
 
 # Queues
@@ -218,7 +218,7 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
                 "{number} dead letter in “{queue}”.", "{number} dead letters in “{queue}”.", number
             )
             cure = gettext("Read why they failed, correct the cause, then redrive or delete them.")
-        sentence = text.format(number=_format_count(number), queue=isolate(queue))
+        sentence = text.format(number=format_count(number), queue=isolate(queue))
         link = Link("queue", queue)
         yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
 
@@ -271,7 +271,7 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
             "The queue “{queue}” is paused: {number} element waiting.",
             "The queue “{queue}” is paused: {number} elements waiting.",
             number,
-        ).format(queue=isolate(queue), number=_format_count(number))
+        ).format(queue=isolate(queue), number=format_count(number))
         cure = gettext("Resume the queue when its consumers are ready.")
         link = Link("queue", queue)
         yield Problem("paused", queue, Severity.WARNING, sentence, link, cure, since)
@@ -397,7 +397,7 @@ def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[P
         sentence = text.format(
             node=isolate(ident),
             topic=isolate(topic),
-            number=_format_count(number),
+            number=format_count(number),
             age=format_age(now - since),
             silence=format_age(now - pinged_at),
         )
@@ -564,74 +564,69 @@ CHECKS: Final[tuple[ProblemCheck, ...]] = (
         "dead_letters",
         "Elements failed too often, or found no route",
         _DEAD_LETTERS_QUERY,
-        lambda settings: [settings.PROBLEM_DEAD_LETTERS],
         _dead_letters,
+        lambda settings: [settings.PROBLEM_DEAD_LETTERS],
     ),
     ProblemCheck(
         "waiting",
         "Elements wait too long in a queue",
         _WAITING_QUERY,
-        lambda settings: [settings.PROBLEM_WAIT_SECONDS],
         _waiting_elements,
+        lambda settings: [settings.PROBLEM_WAIT_SECONDS],
     ),
-    ProblemCheck(
-        "paused", "Elements wait in a paused queue", _PAUSED_QUERY, lambda _: [], _paused_queues
-    ),
+    ProblemCheck("paused", "Elements wait in a paused queue", _PAUSED_QUERY, _paused_queues),
     ProblemCheck(
         "exchanges",
         "An exchange is stopped, has no worker, or lacks a rule",
         _EXCHANGES_QUERY,
-        lambda settings: [settings.DATABASE],
         _exchanges,
+        lambda settings: [settings.DATABASE],
     ),
-    ProblemCheck(
-        "jobs", "A pipeline job has failed or is silent", _JOBS_QUERY, lambda _: [], _jobs
-    ),
+    ProblemCheck("jobs", "A pipeline job has failed or is silent", _JOBS_QUERY, _jobs),
     ProblemCheck(
         "subscriptions",
         "A reader of a stream is silent or too slow",
         _SUBSCRIPTIONS_QUERY,
-        lambda settings: [settings.PROBLEM_LAG_SECONDS],
         _subscriptions,
+        lambda settings: [settings.PROBLEM_LAG_SECONDS],
     ),
     ProblemCheck(
         "refused_calls",
         "Calls were refused because a rule is missing",
         _REFUSED_QUERY,
-        lambda settings: [settings.PROBLEM_REFUSED_CALLS],
         _refused_calls,
+        lambda settings: [settings.PROBLEM_REFUSED_CALLS],
     ),
     ProblemCheck(
         "notification_queue",
         "A session holds the notification queue back",
         HOLDERS_QUERY,
+        _notification_queue,
         lambda settings: [
             settings.PROBLEM_TRANSACTION_SECONDS,
             settings.PROBLEM_QUEUE_PERCENT / 100,
             MAX_HOLDERS,
         ],
-        _notification_queue,
     ),
     ProblemCheck(
         "commit_lock",
         "Commits with notifications wait for a commit that hangs",
         COMMIT_LOCK_QUERY,
-        lambda _: [],
         _commit_lock,
     ),
     ProblemCheck(
         "transactions",
         "A transaction has held locks of the message system for long",
         OPEN_TRANSACTIONS_QUERY,
-        lambda settings: [settings.PROBLEM_TRANSACTION_SECONDS],
         _open_transactions,
+        lambda settings: [settings.PROBLEM_TRANSACTION_SECONDS],
     ),
     ProblemCheck(
         "restart",
         "PostgreSQL was started a short time ago",
         _START_QUERY,
-        lambda settings: [settings.PROBLEM_RESTART_SECONDS],
         _restart,
+        lambda settings: [settings.PROBLEM_RESTART_SECONDS],
     ),
 )
 

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
 from psqlmessages.models.names import is_name, isolate, patterns
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.actions import (
     OPERATE_QUEUES,
     Action,
@@ -22,8 +23,8 @@ from psqlmessages.monitor.actions import (
     parse_json,
     read_body,
 )
-from psqlmessages.monitor.listing import database, limit_query_time
-from psqlmessages.monitor.queue_status import MAX_ON_PAGE, MonitoredQueue, add_sizes, read_queues
+from psqlmessages.monitor.listing import limit_query_time
+from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
 from psqlmessages.wire import EncodedBody
 
@@ -83,13 +84,6 @@ def peek(
     return [QueuedElement(*row) for row in fetch(_PEEK, parameters, database())]
 
 
-def _read_status(queue: Queue) -> MonitoredQueue | None:
-    """Read the status of one queue; None if it no longer exists."""
-    queues = [each for each in read_queues() if each.id == queue.pk]
-    add_sizes(queues, MAX_ON_PAGE)
-    return queues[0] if queues else None
-
-
 def list_nodes(queue: str, *modes: str) -> str:
     """Return the idents in the rules of a queue with one of these modes, for a sentence."""
     rules = Auth.objects.filter(type="Queue", dest__in=patterns(queue), mode__in=modes)
@@ -110,8 +104,7 @@ def _elements_text(number: int) -> str:
 
 
 def _sizes_text(queue: Queue) -> str:
-    status = _read_status(queue)
-    if status is None:
+    if (status := read_queue(queue.pk)) is None:
         return _("The queue no longer exists.")
     over = _("over ") if status.is_estimate else ""
     return _(

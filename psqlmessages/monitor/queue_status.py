@@ -126,6 +126,13 @@ def _read_queues() -> list[MonitoredQueue]:
     return queues
 
 
+def read_queue(key: int) -> MonitoredQueue | None:
+    """Read one queue with its sizes up to MAX_ON_PAGE; None if it no longer exists."""
+    queues = [queue for queue in read_queues() if queue.id == key]
+    add_sizes(queues, MAX_ON_PAGE)
+    return queues[0] if queues else None
+
+
 def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
     """Read the sizes of some queues, and their graphs."""
     parameters = [*size_limits(limit), WORKER_TIMEOUT_SECONDS, [queue.id for queue in queues]]

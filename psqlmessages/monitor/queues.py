@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -15,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Queue
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
 from psqlmessages.monitor.actions import OPERATE_QUEUES, perform
 from psqlmessages.monitor.listing import (
@@ -24,21 +26,21 @@ from psqlmessages.monitor.listing import (
     ListPage,
     ListQuery,
     check_parameters,
-    database,
     read_shared,
     render_page,
 )
 from psqlmessages.monitor.minutes import history_url
 from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.problems import format_age, format_count
 from psqlmessages.monitor.queue_actions import ACTIONS, MAX_SEARCHED, list_nodes, peek
 from psqlmessages.monitor.queue_status import (
     BUCKET_SECONDS,
     BUCKETS,
     MAX_IN_LIST,
-    MAX_ON_PAGE,
     MonitoredQueue,
     add_sizes,
     polylines,
+    read_queue,
     read_queues,
     read_rates,
 )
@@ -94,13 +96,7 @@ _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
 @require_monitor_access
 def queues(request: HttpRequest) -> HttpResponse:
     """Show the list of all queues."""
-    query = _LIST.parse(request)
-    context = {
-        **common_context(request),
-        "list": lambda: read_shared(query.key(), lambda: _read_page(query)),
-    }
-    templates = {"queues": "psqlmessages/monitor/_queues.html"}
-    return render_page(request, "psqlmessages/monitor/queues.html", templates, context)
+    return _LIST.render(request, "queues", _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
@@ -110,7 +106,7 @@ def _read_page(query: ListQuery) -> ListPage:
     matching.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
     shown = matching[query.offset : query.offset + PAGE_SIZE]
     add_sizes(shown, MAX_IN_LIST)
-    return query.result([_row(queue) for queue in shown], len(matching))
+    return ListPage(query, [_row(queue) for queue in shown], len(matching))
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:
@@ -118,24 +114,19 @@ def _row(queue: MonitoredQueue) -> dict[str, Any]:
     largest = max((value for value in queue.graph if value is not None), default=0)
     return {
         "queue": queue,
-        "url": object_url("queue", queue.name),
         "elements": _about(queue.elements) if queue.is_estimate else f"{queue.elements:,}",
-        "available": _count(queue.available, queue.limit),
-        "scheduled": _count(queue.scheduled, queue.limit),
-        "reserved": _count(queue.reserved, queue.limit),
+        "available": format_count(queue.available, queue.limit),
+        "scheduled": format_count(queue.scheduled, queue.limit),
+        "reserved": format_count(queue.reserved, queue.limit),
         "rate_in": _rate(queue.rate_in),
         "rate_out": _rate(queue.rate_out),
-        "oldest": "-" if queue.oldest is None else _elapsed(queue.oldest),
+        "oldest": "-" if queue.oldest is None else format_age(timedelta(seconds=queue.oldest)),
         "consumers": _consumers(queue),
         "dead_letters": f"{queue.dead_letters:,}",
         "graph": polylines(queue.graph, largest),
         "largest": f"{largest:,}",
         "width": BUCKETS - 1,
     }
-
-
-def _count(number: int, limit: int) -> str:
-    return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
 
 
 def _about(number: int) -> str:
@@ -146,14 +137,6 @@ def _rate(rate: float | None) -> str:
     if rate is None:
         return "…"
     return f"{rate:,.0f}" if rate == 0 or rate >= 100 else f"{rate:,.1f}"
-
-
-def _elapsed(seconds: float) -> str:
-    """Format a duration in one unit, as format.js does."""
-    for unit, size, limit in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 172_800)):
-        if seconds < limit:
-            return f"{int(max(0, seconds) // size)} {unit}"
-    return f"{int(seconds // 86_400):,} d"
 
 
 def _consumers(queue: MonitoredQueue) -> str:
@@ -211,15 +194,12 @@ def queue(request: HttpRequest, name: str = "") -> HttpResponse:
 
 
 def _queue_row(record: Queue) -> dict[str, Any] | None:
-    status = next((each for each in read_queues() if each.id == record.pk), None)
-    if status is None:
+    if (status := read_queue(record.pk)) is None:
         return None
-    add_sizes([status], MAX_ON_PAGE)
     rates_in, rates_out = read_rates(record.pk)
     busiest = max((rate for rate in (*rates_in, *rates_out) if rate is not None), default=0.0)
     return {
         **_row(status),
-        "dead_letter_url": object_url("queue", status.dead_letter_queue),
         "lines_in": polylines(rates_in, busiest),
         "lines_out": polylines(rates_out, busiest),
         "rate_width": BUCKETS - 2,

@@ -14,9 +14,10 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from psqlmessages.models import Topic
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
 from psqlmessages.monitor.actions import parse_time
-from psqlmessages.monitor.listing import PAGE_SIZE, check_parameters, database, limit_query_time
+from psqlmessages.monitor.listing import PAGE_SIZE, check_parameters, limit_query_time
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import position_at
 from psqlmessages.monitor.views import common_context, require_monitor_access, require_topic_name

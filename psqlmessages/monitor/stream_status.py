@@ -12,8 +12,7 @@ from typing import Final
 
 from psqlmessages.models import Subscription
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
-from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.problems import MAX_COUNTED, format_age
+from psqlmessages.monitor.problems import MAX_COUNTED, format_age, format_count
 from psqlmessages.monitor.queue_status import BUCKET_SECONDS, BUCKETS, polylines
 
 # A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.
@@ -95,16 +94,6 @@ class SubscriptionStatus:
     def read_text(self) -> str:
         """The time since the last read, as text."""
         return format_age(timedelta(seconds=self.read_age))
-
-    @property
-    def stream_url(self) -> str:
-        """The URL of the stream's page."""
-        return object_url("stream", self.topic)
-
-    @property
-    def node_url(self) -> str:
-        """The URL of the node's page."""
-        return object_url("node", self.node)
 
 
 def read_subscriptions(
@@ -281,11 +270,3 @@ class UnreadSamples:
 
 
 _samples: Final = UnreadSamples()
-
-
-# Texts
-
-
-def format_count(number: int) -> str:
-    """Format a number that was counted up to MAX_COUNTED."""
-    return f"over {MAX_COUNTED:,}" if number > MAX_COUNTED else f"{number:,}"

@@ -17,6 +17,7 @@ from psqlmessages import orm
 from psqlmessages.client import stream_calls
 from psqlmessages.models import Subscription
 from psqlmessages.models.names import isolate
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.actions import (
     OPERATE_STREAMS,
     Action,
@@ -29,17 +30,17 @@ from psqlmessages.monitor.listing import (
     Column,
     ListDefinition,
     ListPage,
+    ListQuery,
     check_parameters,
-    database,
     read_shared,
     render_page,
 )
 from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.problems import format_count
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
     count_between,
     first_position,
-    format_count,
     last_position,
     position_at,
     read_stream_status,
@@ -82,25 +83,18 @@ def streams(request: HttpRequest) -> HttpResponse:
     """Show all subscriptions, by default the largest lag first; or the stream in ``?name=``."""
     if "name" in request.GET:
         return stream(request)
-    query = _LIST.parse(request)
+    return _LIST.render(request, "streams", _read_page, common_context(request))
 
-    def page() -> ListPage:
-        return query.result(
-            *read_shared(
-                query.key(),
-                lambda: read_subscriptions(
-                    search=query.search,
-                    state=query.chosen["state"],
-                    order=query.column,
-                    is_descending=query.is_descending,
-                    offset=query.offset,
-                ),
-            )
-        )
 
-    fragments = {_LIST.name: "psqlmessages/monitor/_subscriptions.html"}
-    context = {**common_context(request), "list": page}
-    return render_page(request, "psqlmessages/monitor/streams.html", fragments, context)
+def _read_page(query: ListQuery) -> ListPage:
+    subscriptions, total = read_subscriptions(
+        search=query.search,
+        state=query.chosen["state"],
+        order=query.column,
+        is_descending=query.is_descending,
+        offset=query.offset,
+    )
+    return ListPage(query, subscriptions, total)
 
 
 @require_safe

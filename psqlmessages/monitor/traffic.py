@@ -18,8 +18,9 @@ from django.views.decorators.http import require_safe
 from psqlmessages import traffic_windows
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
+from psqlmessages.models.pipeline import ENDED_STATES
 from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
-from psqlmessages.monitor.names import topic_url
+from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.queries import Query, fetch_rows
 from psqlmessages.monitor.views import (
     admin_page,
@@ -33,8 +34,6 @@ _TIMEOUT_SECONDS: Final = 5.0
 _JOBS_TIMEOUT_SECONDS: Final = 2.0
 # After a slow query, pause for four times its duration: reading takes at most a fifth of the time.
 _PAUSE_FACTOR: Final = 4.0
-# A job in one of these states sends no heartbeat.
-ENDED_STATES: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
 MAX_TOPICS: Final = 500
 MAX_SENDERS: Final = 50
 _MAX_JOBS: Final = 200
@@ -104,13 +103,13 @@ class TrafficSelection(NamedTuple):
 async def read_traffic(selection: TrafficSelection) -> str | None:
     """Read the data of a page as JSON text; None if it cannot be read."""
     query: Query
-    starts_at = _first_window_start(time.time(), selection)
+    window = selection.window_seconds
+    starts_at = (int(time.time()) // window + 1) * window - selection.range_seconds
     if selection.topic is None:
-        query = (_ALL_TOPICS_QUERY, (selection.window_seconds, starts_at, MAX_TOPICS + 1))
+        query = (_ALL_TOPICS_QUERY, (window, starts_at, MAX_TOPICS + 1))
     else:
-        query = (_ONE_TOPIC_QUERY, (selection.topic, selection.window_seconds, starts_at))
-    window_seconds = selection.window_seconds
-    jobs_query = (_JOBS_AND_TIMES_QUERY, (window_seconds, window_seconds, _MAX_JOBS))
+        query = (_ONE_TOPIC_QUERY, (selection.topic, window, starts_at))
+    jobs_query = (_JOBS_AND_TIMES_QUERY, (window, window, _MAX_JOBS))
     jobs, rows = await asyncio.gather(
         fetch_rows(router.db_for_read(PipelineJob), jobs_query, _JOBS_TIMEOUT_SECONDS),
         fetch_rows(router.db_for_read(Traffic), query, _TIMEOUT_SECONDS),
@@ -119,13 +118,6 @@ async def read_traffic(selection: TrafficSelection) -> str | None:
         return None
     describe = _describe_topics if selection.topic is None else _describe_topic
     return to_json({**_describe_time(selection, starts_at, *jobs[0]), **describe(rows)})
-
-
-def _first_window_start(now: float, selection: TrafficSelection) -> int:
-    """Return the start of the first window of the time range, as Unix time."""
-    window_seconds = selection.window_seconds
-    end = (int(now) // window_seconds + 1) * window_seconds
-    return end - selection.range_seconds
 
 
 def _describe_time(
@@ -236,7 +228,7 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
     context = {
         **_page_context(request, window, seconds, name),
         "topic": name,
-        "topic_url": topic_url(name),
+        "topic_url": object_url("topic", name),
         "windows": [
             RangeLink(text, _query_string(name, *_shortest_range(length)), length == window)
             for length, text in _WINDOW_LENGTHS.items()

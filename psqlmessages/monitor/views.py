@@ -6,20 +6,18 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from django.apps import apps
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
 from django.contrib.messages import get_messages
-from django.db import DatabaseError, InterfaceError, OperationalError, connection
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import NoReverseMatch, get_script_prefix, reverse
+from django.urls import get_script_prefix
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from psqlmessages.models import Auth
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor.access import (
     SEND_TEST_MESSAGES,
@@ -30,11 +28,9 @@ from psqlmessages.monitor.access import (
 )
 from psqlmessages.monitor.listing import FRAGMENT
 from psqlmessages.monitor.minutes import history_url
-from psqlmessages.monitor.names import ident_pattern
+from psqlmessages.monitor.names import find_url, ident_pattern
 
 ADD_RULE: Final = "psqlmessages.add_auth"
-# The timeout in the monitor's rule has no effect, since observing stores no bodies.
-_RULE_TIMEOUT_SECONDS: Final = 60
 
 View = Callable[..., HttpResponse]
 
@@ -103,35 +99,6 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     return render(request, "psqlmessages/monitor/topic.html", context)
 
 
-@require_POST
-@require_monitor_access
-def add_rule(request: HttpRequest) -> HttpResponse:
-    """Add the rule that lets the monitor observe all topics; it takes effect within two seconds."""
-    if not request.user.has_perm(ADD_RULE):
-        text = gettext("The permission {permission} is missing.").format(permission=ADD_RULE)
-        return JsonResponse({"error": text}, status=403)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT session_user::text")
-        (role,) = cursor.fetchone()
-    try:
-        rule, is_new = Auth.objects.get_or_create(
-            role=role,
-            ident=ident_pattern(),
-            type=Auth.Type.TOPIC,
-            dest="*",
-            defaults={"mode": Auth.Mode.OBSERVE, "timeout": _RULE_TIMEOUT_SECONDS},
-        )
-    except DatabaseError as error:
-        return JsonResponse({"error": str(error).strip()}, status=503)
-    if is_new:
-        _log_added_rule(request, rule)
-    elif rule.mode != Auth.Mode.OBSERVE:
-        text = gettext("The rule exists with mode {mode}: change its mode to O.")
-        text = text.format(mode=rule.mode)
-        return JsonResponse({"error": text}, status=409)
-    return JsonResponse({"error": ""})
-
-
 def require_topic_name(name: str) -> str:
     """Return the given topic name; raise Http404 if it is not valid."""
     if not is_name(name) or name.endswith("*"):
@@ -170,22 +137,3 @@ def admin_page(
         return find_url(f"admin:psqlmessages_{model}_change", "0")
     url = find_url(f"admin:psqlmessages_{model}_changelist")
     return f"{url}?{urlencode(query)}" if url and query else url
-
-
-def find_url(name: str, *arguments: str) -> str:
-    """Return the URL of a view, or "" if the project has no such view."""
-    try:
-        return reverse(name, args=arguments)
-    except NoReverseMatch:
-        return ""
-
-
-def _log_added_rule(request: HttpRequest, rule: Auth) -> None:
-    """Add an entry to the rule's history in the admin, if the project uses the admin."""
-    if not apps.is_installed("django.contrib.admin"):
-        return
-    from django.contrib.admin.models import ADDITION, LogEntry
-
-    LogEntry.objects.log_actions(
-        request.user.pk, [rule], ADDITION, [{"added": {}}], single_object=True
-    )

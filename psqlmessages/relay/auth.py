@@ -87,9 +87,7 @@ def may_act_as(user: Any, ident: str) -> bool:
     if not ident or len(ident) > NAME_CHARACTERS or ident.endswith("*"):
         # A name that ends in * is a pattern, never the name of a node.
         return False
-    return any(
-        rows.filter(ident__in=patterns(ident)).exists() for _, rows in _identity_rows([user.pk])
-    )
+    return matches_any(ident, idents_of([user.pk])[user.pk])
 
 
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:

@@ -206,7 +206,6 @@ class HubCounters:
     delivered: int = 0
     fetched: int = 0
     lost_bodies: int = 0
-    failures: int = 0
     lost_connections: int = 0
     reconnects: int = 0
     receivers: int = 0
@@ -258,7 +257,7 @@ class Dispatcher:
         while continuation is not None and not self._gateway.is_closed:
             try:
                 await continuation()
-            except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
+            except Exception:  # noqa: BLE001 - logged; the next may succeed
                 self._on_failed()
             taken_before = self._taken_count
             continuation = self._dispatch_slice()
@@ -274,7 +273,7 @@ class Dispatcher:
             self._counters.received += 1
             try:
                 continuation = self._dispatch_one(notification)
-            except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
+            except Exception:  # noqa: BLE001 - logged; the next may succeed
                 self._on_failed()
                 continue
             if continuation is not None:
@@ -316,15 +315,13 @@ class Dispatcher:
         for receiver in receivers:
             try:
                 receiver.deliver(message)
-            except Exception:  # noqa: BLE001 - logged and counted; others still get it
-                self._counters.failures += 1
+            except Exception:  # noqa: BLE001 - logged; others still get it
                 logger.exception("%s: a receiver failed", self._gateway.name)
             else:
                 delivered += 1
         self._counters.delivered += delivered
 
     def _on_failed(self) -> None:
-        self._counters.failures += 1
         logger.exception("%s: a notification was not delivered", self._gateway.name)
 
     # Large bodies

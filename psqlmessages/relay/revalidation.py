@@ -87,13 +87,9 @@ class RevalidationResult:
 
 
 class CredentialMonitor:
-    """Checks all WebSockets of one event loop, with a few queries for all of them.
-
-    ``failures`` counts failed checks.
-    """
+    """Checks all WebSockets of one event loop, with a few queries for all of them."""
 
     def __init__(self) -> None:
-        self.failures = 0
         # The start of the last successful check of each WebSocket.
         self._sockets: dict[MonitoredSocket, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -136,7 +132,6 @@ class CredentialMonitor:
         if self._check.done():
             check, self._check = self._check, None
             if error := check.exception():
-                self.failures += 1
                 log.warning("could not re-check the permissions of open WebSockets: %r", error)
 
     async def check_now(self) -> None:
@@ -149,7 +144,6 @@ class CredentialMonitor:
         results = await in_thread(find_revocations, subjects)
         for (socket, _, ident), result in zip(subjects, results, strict=True):
             if result.error is not None:
-                self.failures += 1
                 log.warning("could not re-check the permissions of a WebSocket: %r", result.error)
                 continue
             if socket in self._sockets:

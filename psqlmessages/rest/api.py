@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 from django import db
@@ -16,9 +15,7 @@ from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import DocsPage
 from psqlmessages.rest.errors import RETRY_AFTER_SECONDS, ApiError, ServiceUnavailable, to_api_error
-from psqlmessages.retry import RateLimitedLogger
-
-log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
+from psqlmessages.rest.waiters import log
 
 api = NinjaAPI(
     title="psqlmessages",

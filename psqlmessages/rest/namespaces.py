@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -21,10 +20,7 @@ from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, Pool
-from psqlmessages.rest.waiters import QueueWaiters, ReserveArguments, WaitingRequest
-from psqlmessages.retry import RateLimitedLogger
-
-log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
+from psqlmessages.rest.waiters import QueueWaiters, ReserveArguments, WaitingRequest, log
 
 _MAX_CONNECTIONS: Final = 5
 # Limits of waiting requests in one process and namespace; further requests get status 429.

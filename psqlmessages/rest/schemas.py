@@ -8,11 +8,10 @@ from asgiref.sync import AsyncToSync, SyncToAsync, sync_to_async
 from django.db import connections
 from django.http import HttpRequest
 from django.urls import register_converter
-from django.urls.converters import StringConverter
 from ninja import Schema
 from pydantic import AwareDatetime, Field
 
-from psqlmessages.models.names import is_name
+from psqlmessages.models.names import NameConverter, is_name
 from psqlmessages.rest.auth import ApiCaller
 from psqlmessages.rest.errors import ApiError
 
@@ -244,13 +243,6 @@ Key = Annotated[str | None, Field(max_length=200)]
 # Parsing of requests
 
 _CHUNK_BYTES = 64 * 1024
-
-
-class NameConverter(StringConverter):
-    """The name of a queue, topic or exchange in a path; it may contain slashes and newlines."""
-
-    regex = r"[\s\S]+"
-
 
 register_converter(NameConverter, "messages_name")
 

@@ -1,14 +1,14 @@
-"""Template tag for the navigation that all pages share."""
+"""Template tags: the navigation that all pages share, and URLs of the monitor's pages."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from django import template
-from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.monitor.access import VIEW_MONITOR
+from psqlmessages.monitor import names
+from psqlmessages.monitor.access import load_access
 
 register = template.Library()
 
@@ -25,7 +25,6 @@ _MONITOR: Final = (
     (_("Nodes"), "monitor_nodes", ("monitor_node",)),
     (_("Exchanges"), "monitor_exchanges", ()),
     (_("Traffic"), "monitor_traffic", ("monitor_traffic_topic",)),
-    (_("Jobs"), "monitor_jobs", ()),
 )
 
 
@@ -39,7 +38,7 @@ def navigation(context: template.Context) -> dict[str, Any]:
     match = request.resolver_match
     url_name = match.url_name if match else ""
     namespace = match.namespace if match else ""
-    may_view_monitor = request.user.is_staff and request.user.has_perm(VIEW_MONITOR)
+    may_view_monitor = load_access(request.user).can_view
     entries = [
         (label, f"psqlmessages:{name}", _aria_current(url_name == name, url_name in subpages))
         for label, name, subpages in (_MONITOR if may_view_monitor else ())
@@ -50,7 +49,7 @@ def navigation(context: template.Context) -> dict[str, Any]:
     entries.append(
         ("API", "psqlmessages:api:openapi-view", _aria_current(url_name == "openapi-view"))
     )
-    links = [(label, _url_or_empty(name), current) for label, name, current in entries]
+    links = [(label, names.find_url(name), current) for label, name, current in entries]
     return {"links": [link for link in links if link[1]]}
 
 
@@ -59,8 +58,7 @@ def _aria_current(is_page: bool, is_subpage: bool = False) -> str:
     return "page" if is_page else "true" if is_subpage else ""
 
 
-def _url_or_empty(name: str) -> str:
-    try:
-        return reverse(name)
-    except NoReverseMatch:
-        return ""
+@register.filter
+def object_url(name: str, kind: str) -> str:
+    """Return the URL of the page of an object: ``{{ name|object_url:"node" }}``."""
+    return names.object_url(kind, name)

@@ -22,7 +22,7 @@ from project.postgres import Server
 from psqlmessages.models import Auth, Queue
 from psqlmessages.monitor import graph, json_views, queries
 from psqlmessages.monitor.json_views import SharedText
-from psqlmessages.monitor.names import topic_url
+from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
 from tests.web.measured import count
 from tests.web.pages import Page, logged_in
@@ -117,14 +117,14 @@ def test_a_topic_of_any_name_has_its_page_and_no_other():
     names += [HOSTILE, "x" * 100]
     shown = []
     for name in names:
-        page = client.get(topic_url(name))
+        page = client.get(object_url("topic", name))
         shown += [tag["data-name"] for _, tag in tags(page) if "data-name" in tag]
         assert "<script>alert" not in page.text
     assert shown == names
     for query in ("name=", "name=" + "x" * 101, "name=a%00b", "name=A*"):
         assert client.get(f"/monitor/topics/?{query}").status_code == 404, query
-    assert topic_url("DEMO.PRICES") == "/monitor/topics/DEMO.PRICES/"
-    assert topic_url("a/b c") == f"/monitor/topics/{quote('a/b c')}/"
+    assert object_url("topic", "DEMO.PRICES") == "/monitor/topics/DEMO.PRICES/"
+    assert object_url("topic", "a/b c") == f"/monitor/topics/{quote('a/b c')}/"
 
 
 def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files():
