@@ -24,6 +24,26 @@ COMMENT ON FUNCTION messages._topics_like IS
     'The topics that match a name or pattern.';
 
 
+CREATE OR REPLACE FUNCTION messages._subscribed_topics(
+    nodes bigint[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT ARRAY(
+        SELECT DISTINCT t.id
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE c.id = ANY (nodes)
+    )
+$$;
+
+COMMENT ON FUNCTION messages._subscribed_topics IS
+    'The topics to which these nodes have living subscriptions.';
+
+
 CREATE OR REPLACE FUNCTION messages._topics_of_nodes(
     nodes bigint[]
 )
@@ -39,11 +59,7 @@ AS $$
         CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
         WHERE o.client_id = ANY (nodes)
         UNION
-        SELECT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
+        SELECT unnest(messages._subscribed_topics(nodes))
     )
 $$;
 

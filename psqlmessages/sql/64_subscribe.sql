@@ -135,26 +135,6 @@ COMMENT ON VIEW messages.stream_rows IS
     'The type of the rows that subscribe returns.';
 
 
-CREATE OR REPLACE FUNCTION messages._subscribed_topics(
-    nodes bigint[]
-)
-RETURNS bigint[]
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT ARRAY(
-        SELECT DISTINCT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
-    )
-$$;
-
-COMMENT ON FUNCTION messages._subscribed_topics IS
-    'The topics to which these nodes have living subscriptions.';
-
-
 -- Public functions of subscriptions.
 
 CREATE OR REPLACE FUNCTION messages._check_subscribe(
