@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="64cf9ff6a9c09c5f"),
+        InstallSQL("0.1", digest="af9174a480bd7310"),
         # The scripts create these tables, because Django cannot partition them.
         migrations.SeparateDatabaseAndState(
             state_operations=[

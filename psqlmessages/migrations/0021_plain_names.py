@@ -1,4 +1,4 @@
-"""Update the SQL functions of a database that has all earlier migrations."""
+"""Rename private tables and columns, and update the SQL functions: `schema.install` does both."""
 
 from typing import ClassVar
 

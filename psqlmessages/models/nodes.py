@@ -57,8 +57,8 @@ class Client(models.Model):
 class Topic(models.Model):
     """A topic. SQL functions set the fields that are not editable: a send reads only this row.
 
-    ``channels``: of sessions with listeners; ``wakes``: of sessions with subscribers, which a
-    publish notifies.
+    ``channels``: of sessions with listeners or observers. ``subscriber_channels``: of those with
+    subscribers.
     """
 
     name = NameField()
@@ -70,7 +70,7 @@ class Topic(models.Model):
     listeners = models.IntegerField(db_default=0, editable=False)
     channels = ArrayField(models.TextField(), db_default=[], editable=False)
     subscriptions = models.IntegerField(db_default=0, editable=False)
-    wakes = ArrayField(models.TextField(), db_default=[], editable=False)
+    subscriber_channels = ArrayField(models.TextField(), db_default=[], editable=False)
     is_made_by_publish = models.BooleanField(db_default=False, editable=False)
 
     class Meta:

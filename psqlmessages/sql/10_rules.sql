@@ -4,22 +4,11 @@
 -- leaves a topic) shares it until its commit, so any role can hold it for a long time. A change of rules waits up to
 -- 300 ms for the exclusive lock. If it does not get the lock, it continues and lists the remaining work in _recheck and
 -- _unfinished. It is a table lock because PostgreSQL grants table locks in the order of the requests.
-CREATE TABLE IF NOT EXISTS messages._gate (
+CREATE TABLE IF NOT EXISTS messages._rules_lock (
     id boolean PRIMARY KEY DEFAULT true,
-    CONSTRAINT gate_has_one_row CHECK (id)
+    CONSTRAINT rules_lock_has_one_row CHECK (id)
 );
-INSERT INTO messages._gate DEFAULT VALUES ON CONFLICT DO NOTHING;
-DO $$
-BEGIN
-    -- Columns of older installations.
-    IF EXISTS (
-        SELECT FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid = 'messages._gate'::regclass AND a.attname = 'version' AND NOT a.attisdropped
-    ) THEN
-        ALTER TABLE messages._gate DROP COLUMN version, DROP COLUMN role_memberships;
-    END IF;
-END
-$$;
+INSERT INTO messages._rules_lock DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- Changes of rules lock this row, so that they run one after the other. version: increases with each change.
 CREATE TABLE IF NOT EXISTS messages._rules (
@@ -62,7 +51,7 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
 CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 
 -- Seconds since the epoch until which housekeeping does not repeat the checks of _recheck and _unfinished.
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_rest_until;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_paused_until;
 
 
 CREATE OR REPLACE FUNCTION messages._rules_are_applied()
@@ -86,7 +75,7 @@ DECLARE
 BEGIN
     -- Draw the transaction id before the lock: then it is below _recheck.horizon if this transaction reads old rules.
     PERFORM pg_current_xact_id();
-    LOCK TABLE messages._gate IN ROW SHARE MODE;
+    LOCK TABLE messages._rules_lock IN ROW SHARE MODE;
     IF current_setting('transaction_isolation') = 'read committed' THEN
         RETURN;
     END IF;
@@ -165,7 +154,7 @@ BEGIN
     IF NOT messages._holds_rules_lock() THEN
         PERFORM set_config('lock_timeout', least(300, messages._remaining_lock_wait_ms())::text, true);
         BEGIN
-            LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+            LOCK TABLE messages._rules_lock IN EXCLUSIVE MODE;
             PERFORM set_config('messages.rules_lock_holder', pg_current_xact_id()::text, true);
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             RAISE DEBUG 'rules are changed without the rules lock, because open transactions hold it';

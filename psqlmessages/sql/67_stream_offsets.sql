@@ -133,8 +133,8 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT coalesce(greatest(
-        (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _last_removed_id.topic_id),
-        (SELECT g.id FROM messages._stream_gone AS g WHERE g.topic = _last_removed_id.topic)
+        (SELECT l.id FROM messages._last_removed_message AS l WHERE l.topic_id = _last_removed_id.topic_id),
+        (SELECT g.id FROM messages._removed_topic AS g WHERE g.topic = _last_removed_id.topic)
     ), 0)
 $$;
 

@@ -294,7 +294,7 @@ DECLARE
     v_now float8 := date_part('epoch', clock_timestamp());
 BEGIN
     -- A later time was stored before the clock was set back. New changes of rules are not delayed.
-    RETURN coalesce(pg_sequence_last_value('messages._rechecks_rest_until') BETWEEN v_now AND v_now + 2, false)
+    RETURN coalesce(pg_sequence_last_value('messages._rechecks_paused_until') BETWEEN v_now AND v_now + 2, false)
         AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL);
 END
 $$;
@@ -368,7 +368,7 @@ BEGIN
     -- Checks of many nodes would slow down all sessions, so pause them. setval is not rolled back, so the caller's
     -- transaction must not fail.
     IF is_commit AND cardinality(v_nodes) > 100 THEN
-        PERFORM setval('messages._rechecks_rest_until', date_part('epoch', clock_timestamp())::bigint + 1);
+        PERFORM setval('messages._rechecks_paused_until', date_part('epoch', clock_timestamp())::bigint + 1);
     END IF;
     SELECT * INTO v_result FROM messages._apply_revocations(v_nodes, v_topics, '{}');
     PERFORM messages._refresh_membership_timeouts(v_nodes);

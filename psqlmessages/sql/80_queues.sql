@@ -26,15 +26,15 @@ BEGIN
 END
 $$;
 
--- When housekeeping last maintained queues, and the last id in psqlmessages_queuecount when it summed up the counts.
+-- maintained_at: the last housekeeping of queues. counted_id: the last id in psqlmessages_queuecount when it summed up the
+-- counts. is_clock_back: whether elements may still wait for times that were set before the clock was set back.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
-    tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
     counted_id bigint NOT NULL DEFAULT 0,
+    is_clock_back boolean NOT NULL DEFAULT false,
     CONSTRAINT queues_has_one_row CHECK (id)
 );
--- Whether elements may still wait for times that were set before the clock was set back.
-ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT NULL DEFAULT false;
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- The time from which readers of a queue search the index for elements: none becomes available before start_at. Without

@@ -673,9 +673,9 @@ DECLARE
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was set back.
-    SELECT q.is_clock_back OR messages._last_check('messages._queues_checked', q.tended_at) > clock_timestamp()
+    SELECT q.is_clock_back OR messages._last_checked_at('messages._queues_checked', q.maintained_at) > clock_timestamp()
     INTO v_is_clock_back FROM messages._queues AS q
-    WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
+    WHERE q.maintained_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
@@ -684,7 +684,7 @@ BEGIN
         v_is_clock_back := messages._restart_waits();
     END IF;
     -- Store the time that was compared: the clock may change at any moment.
-    UPDATE messages._queues SET tended_at = v_now, is_clock_back = v_is_clock_back;
+    UPDATE messages._queues SET maintained_at = v_now, is_clock_back = v_is_clock_back;
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
@@ -742,7 +742,7 @@ DECLARE
     v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_queues FROM messages._queues;
-    v_last_check := messages._last_check('messages._queues_checked', v_queues.tended_at);
+    v_last_check := messages._last_checked_at('messages._queues_checked', v_queues.maintained_at);
     -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
     IF v_last_check BETWEEN v_now - interval '1 second' AND v_now THEN
@@ -766,7 +766,7 @@ BEGIN
     THEN
         RETURN true;
     END IF;
-    PERFORM messages._record_check('messages._queues_checked', v_queues.tended_at, v_now);
+    PERFORM messages._store_check('messages._queues_checked', v_queues.maintained_at, v_now);
     RETURN false;
 END
 $$;

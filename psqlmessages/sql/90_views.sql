@@ -142,7 +142,7 @@ BEGIN
         greatest(
             (SELECT m.published_at FROM psqlmessages_streammessage AS m
              WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
-            (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
+            (SELECT l.published_at FROM messages._last_removed_message AS l WHERE l.topic_id = t.id)
         ),
         greatest(t.retention, n.relative_timeout),
         coalesce(n.subscriptions, 0)
