@@ -3,7 +3,7 @@
 -- The rules lock is the lock on this table. A state change (a node or a subscription starts or ends, a node joins or
 -- leaves a topic) shares it until its commit, so any role can hold it for a long time. A change of rules waits up to
 -- 300 ms for the exclusive lock. If it does not get the lock, it continues and lists the remaining work in _recheck and
--- _unfinished. It is a table lock because PostgreSQL grants table locks in the order of the requests.
+-- _unfinished. The lock is on a table and not on a row, because PostgreSQL grants table locks in the order of requests.
 CREATE TABLE IF NOT EXISTS messages._rules_lock (
     id boolean PRIMARY KEY DEFAULT true,
     CONSTRAINT rules_lock_has_one_row CHECK (id)
@@ -23,11 +23,11 @@ INSERT INTO messages._rules DEFAULT VALUES ON CONFLICT DO NOTHING;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rules_xact MINVALUE 0 START 0;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._observation_xact MINVALUE 0 START 0;
 
--- Checks that each housekeeping repeats after a change of rules without the rules lock, because state changes that ran
--- at the same time may have read the old rules and commit later. horizon: a transaction id; when no older transaction
--- runs, all these state changes have ended. idents: the nodes to check, null for all. topics: the topics that the rules
--- name. channels: the former channels of queues by name, because a session may have begun to LISTEN on one; null if no
--- permission for a queue was removed.
+-- A change of rules that did not get the rules lock inserts a row. State changes that ran at the same time may have
+-- read the old rules and commit later. So each housekeeping repeats the checks until no transaction older than horizon
+-- runs; the first housekeeping sets horizon. idents: the names and patterns of the nodes to check, null for all.
+-- topics: the names of topics to create, null for none. channels: the former channels of queues by name, because a
+-- session may have begun to LISTEN on one; null if no permission for a queue was removed.
 CREATE TABLE IF NOT EXISTS messages._recheck (
     id bigint GENERATED ALWAYS AS IDENTITY,
     idents text[],
@@ -36,8 +36,8 @@ CREATE TABLE IF NOT EXISTS messages._recheck (
     horizon xid8
 );
 
--- Rows that a change of rules could not update, because another transaction had locked them. Until housekeeping updates
--- a topic's row, each send to the topic checks the rules of all its receivers.
+-- The topics, nodes and queues whose rows a change of rules could not update, because another transaction had locked
+-- them. Until housekeeping updates a topic's row, each send to the topic checks the rules of all its receivers.
 CREATE TABLE IF NOT EXISTS messages._unfinished (
     id bigint GENERATED ALWAYS AS IDENTITY,
     topic_id bigint,
@@ -165,7 +165,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_rules IS
-    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the exclusive rules lock. Continues without it if another transaction holds it longer.';
+    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the exclusive rules lock. If other transactions hold the rules lock longer, continue without it.';
 
 
 CREATE OR REPLACE FUNCTION messages._holds_rules_lock()
@@ -174,7 +174,9 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    RETURN coalesce(current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false);
+    RETURN coalesce(
+        current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false
+    );
 END
 $$;
 
@@ -350,7 +352,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
-    'Whether a login role has a rule for any node; true for the owner.';
+    'Whether a login role has a rule for any node; true for the owner of the tables and its members.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_destinations(
@@ -375,7 +377,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_destinations IS
-    'The names and patterns of topics or queues that rules allow this role to use, as any node, in one of these modes; * for the owner. type: Topic or Queue.';
+    'The names and patterns of topics or queues that rules allow this role to use, as any node, in one of these modes; * for the owner of the tables and its members. type: Topic or Queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_known_node(

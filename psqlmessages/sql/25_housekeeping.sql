@@ -11,8 +11,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS messages._housekeeping_request (
 
 -- When a check of queues or streams last found nothing to do; the columns maintained_at store the last run that wrote.
 -- setval of an UNLOGGED sequence needs no transaction id and writes no WAL, so idle nodes write nothing. A value
--- consists of the milliseconds since the epoch and 20 bits of maintained_at. It is ignored if these bits differ from those
--- of maintained_at, so that a later run or a crash of the server makes it invalid.
+-- consists of the milliseconds since the epoch and 20 bits of maintained_at. If these bits differ from those of the
+-- column, the value is ignored: a later run or a crash of the server makes it invalid.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._queues_checked;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._streams_checked;
 
@@ -79,7 +79,7 @@ AS $$
 DECLARE
     v_has_work boolean;
 BEGIN
-    -- Above READ COMMITTED the check would not see recent commits of others.
+    -- Above READ COMMITTED the check would not see recent commits of other sessions.
     IF current_setting('transaction_isolation') <> 'read committed'
         OR current_setting('transaction_read_only') = 'on'
     THEN
@@ -245,7 +245,7 @@ BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._housekeeping_request AS e WHERE e.xact = NEW.xact;
     -- This call makes PostgreSQL free the notifications of listeners that have ended. Without it, a full notification
-    -- queue stays full, and every transaction that notifies fails. It locks nothing.
+    -- queue stays full, and every transaction that notifies fails. The call locks nothing.
     PERFORM pg_notification_queue_usage();
     -- Locks taken here last until the transaction ends. If that may take long, do nothing: another call does this work.
     IF NOT messages._commits_immediately(v_context) THEN
@@ -254,7 +254,7 @@ BEGIN
     -- A locked table or a full disk must not fail the caller's transaction: the next housekeeping tries again.
     PERFORM messages._maintain_sessions_and_rules(true);
     BEGIN
-        -- It may notify sessions that wait for dead letters, which needs space in the notification queue.
+        -- This may notify sessions that wait for dead letters, which needs space in the notification queue.
         IF pg_notification_queue_usage() < 0.95 THEN
             PERFORM messages._maintain_queues();
         END IF;
@@ -334,7 +334,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_sessions_and_rules IS
-    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events. is_commit: as in _recheck_rules.';
+    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events. is_commit: as in _finish_rule_changes.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()
@@ -425,7 +425,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._drop_nodes IS
-    'Remove these nodes, whose topics the caller has locked. Returns for each node name the topics that the node listened or sent to, each as [kind, topic, whether it was the last listener or sender].';
+    'Remove these nodes, whose topics the caller has locked. Returns for each node name the topics that the node listened or sent to, each as [kind, topic, whether it was the last listener or sender]; null if they had none.';
 
 
 CREATE OR REPLACE FUNCTION messages._shared_audiences(
@@ -461,7 +461,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._shared_audiences IS
-    'The audiences of the topics that several nodes left, by topic name: arrays as text, for the most frequent topics, up to about a megabyte. left_topics: from _drop_nodes.';
+    'The audiences of the topics that several nodes left, by topic name: arrays as text, for the most frequent topics, up to about a megabyte. left_topics: the result of _drop_nodes.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_crash_events(

@@ -96,7 +96,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_topics IS
-    'Create those of the topics that do not exist, with their observers and subscribers. by_publish: the topic is removed together with its last message.';
+    'Create those of the topics that do not exist, with their observers and subscribers. by_publish: whether _delete_unused_topics may delete them later.';
 
 
 CREATE OR REPLACE FUNCTION messages._acting_node_topic_error(
@@ -212,7 +212,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._join_topic IS
-    'Body of topic_listen and topic_notify: check, create a missing topic if a rule allows it, add the membership, send the event.';
+    'The implementation of topic_listen and topic_notify: check, create a missing topic if a rule allows it, add the membership, send the event.';
 
 
 CREATE OR REPLACE FUNCTION messages._leave_topic(
@@ -246,7 +246,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._leave_topic IS
-    'Body of topic_unlisten and topic_unnotify: the reverse of _join_topic.';
+    'The implementation of topic_unlisten and topic_unnotify: the reverse of _join_topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_membership(
@@ -511,7 +511,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_channels IS
-    'The channels of the listeners and observers of a topic according to the current rules, if its row could not be rebuilt.';
+    'The channels of the listeners and observers of a topic that the current rules allow. Sends use them while the row of the topic could not be rebuilt.';
 
 
 CREATE OR REPLACE FUNCTION messages._current_subscriber_channels(

@@ -239,8 +239,8 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- One statement handles the common case, as in topic_send: a small request without an error. Otherwise the header is
-    -- null, because the statement finds no row, or too long with the body; then _rpc runs.
+    -- One statement handles the common case, as in topic_send: a small request without an error. Otherwise _rpc runs:
+    -- the statement finds no row, so the header is null, or header and body are too long together.
     SELECT p.channel,
            '"Type":"Rpc","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(messages._hmac(
@@ -486,8 +486,8 @@ DECLARE
     v_header text;
 BEGIN
     -- One statement handles the common case: a small answer to a request to a node, without an error. Then the token
-    -- begins with the MAC and a space, 33 characters, and the MAC covers the rest. Otherwise the header is
-    -- null, because the statement finds no row, or too long with the body; then _return runs.
+    -- begins with the MAC and a space, 33 characters, and the MAC covers the rest. Otherwise _return runs:
+    -- the statement finds no row, so the header is null, or header and body are too long together.
     SELECT p.channel,
            '"Type":"Return","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(substr(v_rest, position(' ' IN v_rest) + 1))

@@ -1,5 +1,5 @@
--- Streams and publishing: messages are stored until every subscription has read them, in four partitions that are
--- filled in turn. slot: the number of the partition.
+-- Streams and publishing: messages are stored until every subscription has read them and the retention of their topic
+-- has passed, in four partitions that are filled in turn. slot: the number of the partition.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
     topic_id bigint NOT NULL,
@@ -66,8 +66,8 @@ CREATE TABLE IF NOT EXISTS messages._last_removed_message (
     published_at timestamp with time zone NOT NULL
 );
 
--- The same for removed topics, by name: if such a topic is created again, subscriptions with a lower position have
--- missed the message.
+-- The last message of each removed topic. If a topic of this name is created again, subscriptions with a lower position
+-- have missed the message.
 CREATE TABLE IF NOT EXISTS messages._removed_topic (
     topic text COLLATE "C" PRIMARY KEY,
     id bigint NOT NULL
@@ -343,7 +343,7 @@ $$;
 COMMENT ON FUNCTION messages._store_messages IS
     'Store messages for the subscriptions of a topic, in order, and return their ids. topic_id, slot, last_id, secret: from _publish_target.';
 
--- Publishing: store messages, then notify listeners and wake subscribers. It needs no session.
+-- Publishing: store messages, then notify listeners and subscribers. Publishers need no session.
 
 CREATE OR REPLACE FUNCTION messages._notify_subscribers(
     topic text,
@@ -516,7 +516,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._publish IS
-    'Body of publish and publish_many: store and send any number of payloads, or return the error. Id: of the last payload; Ids, only for publish_many: of all.';
+    'The implementation of publish and publish_many: store and send any number of payloads, or return the error. Id: of the last payload; Ids, only for publish_many: of all.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish(

@@ -1,4 +1,4 @@
--- Subscriptions: the durable position of a node in the stream of a topic. It moves in the transaction of the caller.
+-- Subscriptions: the durable position of a node in the stream of a topic, which moves in the transaction of the caller.
 
 CREATE OR REPLACE FUNCTION messages._is_alive(
     subscription psqlmessages_subscription
@@ -30,7 +30,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_alive IS
-    'Whether a subscription is alive: its timeout since the last call of subscribe has not passed, not counting clock gaps. Null if the subscription is null.';
+    'Whether a subscription is alive: its timeout since pinged_at has not passed, not counting clock gaps, and housekeeping has not found it expired. Null if the subscription is null.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_read_all(
@@ -51,7 +51,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._has_read_all IS
-    'Whether the position of an expired subscription is past the last message of its topic, stored or removed.';
+    'Whether the position of an expired subscription is past the last message of its topic, stored or removed. If the topic has had none: is_recovered.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(

@@ -1,6 +1,6 @@
--- Expiry of subscriptions, and retention of stream messages. Publishers fill four partitions in turn: the current one has its number (slot) in
--- messages._stream. Housekeeping truncates another partition when no subscription and no retention needs its messages.
--- If few are still needed, it first moves them to the current partition.
+-- Expiry of subscriptions, and retention of stream messages. Publishers fill four partitions in turn: messages._stream
+-- has the number (slot) of the current one. Housekeeping truncates another partition when no subscription and no
+-- retention needs its messages. If few messages are still needed, it first moves them to the current partition.
 
 CREATE OR REPLACE FUNCTION messages._expire_subscriptions()
 RETURNS void
@@ -36,7 +36,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._expire_subscriptions IS
-    'Mark subscriptions that were not pinged in time as dead. Skips locked rows.';
+    'Mark subscriptions as expired whose timeout has passed. Skips locked rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._delete_dead_subscriptions()
@@ -60,7 +60,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._delete_dead_subscriptions IS
-    'Delete subscriptions 30 days after they have timed out: until then a node that returns learns that it missed messages. Also forget removed topics that have no subscription. Skips locked rows.';
+    'Delete subscriptions 30 days after they have expired: until then a node that returns learns that it missed messages. Also delete the rows of removed topics that have no subscription. Skips locked rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._unused_topics()
@@ -417,8 +417,7 @@ DECLARE
     v_stream messages._stream;
     v_truncated int;
 BEGIN
-    -- maintained_at: when housekeeping last wrote. A time in the future was stored before the clock was set back. Tests stop
-    -- housekeeping with infinity.
+    -- A time in the future was stored before the clock was set back. Tests stop housekeeping with infinity.
     SELECT * INTO v_stream FROM messages._stream AS s
     WHERE s.maintained_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
       AND s.maintained_at < 'infinity'

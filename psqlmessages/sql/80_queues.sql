@@ -26,8 +26,9 @@ BEGIN
 END
 $$;
 
--- maintained_at: the last housekeeping of queues. counted_id: the last id in psqlmessages_queuecount when it summed up the
--- counts. is_clock_back: whether elements may still wait for times that were set before the clock was set back.
+-- maintained_at: the last housekeeping of queues that wrote. counted_id: the last id in psqlmessages_queuecount when
+-- housekeeping summed up the counts. is_clock_back: whether elements may still wait for times that were set before the
+-- clock was set back.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
@@ -157,9 +158,11 @@ BEGIN
         IF v_queue.is_removed THEN
             -- Skip a locked row: a removed queue with elements works as any other.
             UPDATE psqlmessages_queue AS q SET is_removed = false
-            WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
+            WHERE q.id = (
+                SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED
+            );
         END IF;
-        -- A transaction that creates the queue holds this lock. Until its commit the queue is empty for others.
+        -- A transaction that creates the queue holds this lock. Until its commit the queue is empty for other sessions.
         EXIT WHEN v_queue.id IS NOT NULL
             OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_get_or_create_queue.name)) AND NOT may_wait;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)
@@ -173,7 +176,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._get_or_create_queue IS
-    'The queue with this name, created if it does not exist or was removed. If another transaction is creating it, wait; if not may_wait, return null.';
+    'The queue with this name, created if it does not exist or was removed. may_wait: whether to wait if another transaction is creating the queue; if false, return null then.';
 
 
 CREATE OR REPLACE FUNCTION messages._existing_queue(
@@ -555,4 +558,4 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._to_interval IS
-    'A number of seconds as an interval; null (an error of the caller) if it is not from 0 to 1,000,000,000.';
+    'A number of seconds as an interval; null if it is not from 0 to 1,000,000,000.';

@@ -225,7 +225,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._set_paused IS
-    'Body of pause and resume.';
+    'The implementation of pause and resume.';
 
 
 CREATE OR REPLACE FUNCTION messages.pause(
@@ -406,7 +406,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.drain IS
-    'Remove all available elements, even while the queue is paused. Removed: their number, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove all available elements, except those that a transaction has locked, even while the queue is paused. Removed: their number, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.sizes(
@@ -479,8 +479,10 @@ BEGIN
     END IF;
     v_queue := messages._get_or_create_queue(queue);
     -- A time more than 60 seconds ahead was stored before the clock was set back.
-    IF v_queue.awaited_until NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds' THEN
-        -- Skip the row if it is locked: a transaction of another reader does the same.
+    IF v_queue.awaited_until
+        NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds'
+    THEN
+        -- Skip the row if it is locked: another reader is setting the time.
         UPDATE psqlmessages_queue AS q SET awaited_until = clock_timestamp() + interval '60 seconds'
         WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.id = v_queue.id;
@@ -656,7 +658,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._remove_unused_queues IS
-    'Remove queues that a wait has made, perhaps for a mistyped name: they have never held an element and have default settings, and the last wait ended after since. Returns their number. Never waits for locks.';
+    'Remove queues that queue_listen has created, perhaps for a mistyped name: they have never held an element and have default settings, and the time of their last queue_listen ended after since. Returns their number. Never waits for locks.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_queues()
@@ -708,7 +710,7 @@ BEGIN
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
-    -- Older ones are left to the command prune, so that this takes little time.
+    -- The command prune removes queues whose last wait ended earlier, so that this takes little time.
     PERFORM messages._remove_unused_queues(v_now - interval '1 hour');
     -- An element whose lease has expired is available again without an update, but after its last try a dead letter.
     FOR v_queue IN
@@ -801,7 +803,8 @@ BEGIN
     -- epoch, no session has the channel, unless a transaction reads it at this moment, which the rules lock prevents.
     v_all := ARRAY(
         SELECT q.id FROM psqlmessages_queue AS q
-        WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))
+        WHERE (queues IS NULL OR q.id = ANY (queues))
+          AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))
     );
     v_replaced := ARRAY(
         SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = ANY (v_all) ORDER BY l.id FOR NO KEY UPDATE SKIP LOCKED

@@ -113,7 +113,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._staged_rows_error IS
-    'The error if the staged bodies are not row_count, or one is too large (64, 51); or null.';
+    'The error if the number of staged bodies is not row_count (64), or one of them is too large (51); or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._unstage(
