@@ -71,7 +71,7 @@ LEFTOVERS = {
         DROP FUNCTION messages.evaluate();
         CREATE FUNCTION messages.evaluate() RETURNS int LANGUAGE sql AS 'SELECT 1'
     """,
-    "another name of a column": "ALTER TABLE psqlmessages_topic RENAME subscriber_channels TO wakes",
+    "another name of a column": "ALTER TABLE messages._queues RENAME maintained_at TO tended_at",
     "another name of a table": "ALTER TABLE messages._removed_topic RENAME TO _stream_gone",
     "another view": """
         DROP VIEW messages.errors CASCADE;

@@ -33,7 +33,7 @@ ROOM = 64 * 1024
 # With autovacuum, the counts would depend on the time.
 SETTINGS = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
 NOTHING_IS_EMPTIED = "UPDATE messages._stream SET maintained_at = 'infinity'"
-TABLES_ARE_DUE = "UPDATE messages._stream SET maintained_at = '-infinity', switched_at = '-infinity'"
+TABLES_ARE_DUE = "UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'"
 REFUSALS = (psycopg.Error, MessagesError)
 
 

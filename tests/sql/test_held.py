@@ -107,7 +107,7 @@ def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(worl
     with held(world, "LOCK TABLE psqlmessages_membership IN EXCLUSIVE MODE"):
         caller(world).ok(*PUSH)
         assert world.owner.query(is_there)
-    world.execute("UPDATE messages._stream SET garbage_removed_at = 'epoch', maintained_at = 'epoch'")
+    world.execute(DUE.format("stream") + ", garbage_removed_at = 'epoch'")
     caller(world).ok(*PUSH)
     assert not world.owner.query(is_there)
 

@@ -14,7 +14,10 @@ __all__ = ["new_role", "world"]
 STORED = "SELECT array_agg(payload ORDER BY id) FROM psqlmessages_streammessage"
 TOPICS = "SELECT array_agg(name::text ORDER BY name) FROM psqlmessages_topic"
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-DUE = "UPDATE messages._stream SET maintained_at = 'epoch', garbage_removed_at = 'epoch', switched_at = 'epoch'"
+DUE = (
+    "UPDATE messages._stream"
+    " SET maintained_at = 'epoch', garbage_removed_at = 'epoch', switched_at = 'epoch'"
+)
 
 
 class Stream:

@@ -168,7 +168,9 @@ class Calls:
         self.victim.ok("publish", "V", "T", "old")
         self.victim.got("V", "T")
         self.world.kill(self.node)
-        self.world.execute("UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'")
+        self.world.execute(
+            "UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'"
+        )
 
     def make(self) -> None:
         """Make all calls, to an own topic and queue and to shared ones."""

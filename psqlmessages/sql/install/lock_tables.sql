@@ -1,7 +1,7 @@
 -- Take all locks that the numbered scripts need, before they change anything. If a call holds one of them and waits for
 -- another, release all and try again, before PostgreSQL detects a deadlock and ends the call. If the setting
--- messages.locks is 'all', also take the locks for dropping every table, view and sequence. It takes no lock for
--- dropping a trigger that only an older version had: then a call may end in a deadlock.
+-- messages.locks is 'all', also take the locks for dropping every table, view and sequence. It takes no lock for dropping
+-- a trigger that only an older version had, or for adding the column role_identity: then a call may end in a deadlock.
 
 DO $$
 DECLARE
@@ -20,13 +20,8 @@ BEGIN
     -- upgrade_tables.sql renames a column.
     SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.turn) INTO v_locks
     FROM (VALUES
-        (1, 'psqlmessages_auth', CASE
-            WHEN EXISTS (
-                SELECT FROM pg_catalog.pg_attribute AS a
-                WHERE a.attrelid = to_regclass('psqlmessages_auth') AND a.attname = 'role_identity'
-            ) THEN 'SHARE ROW EXCLUSIVE'
-            ELSE 'ACCESS EXCLUSIVE'
-        END), (2, 'psqlmessages_topic', CASE WHEN v_is_renamed THEN 'ACCESS EXCLUSIVE' ELSE 'SHARE ROW EXCLUSIVE' END),
+        (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'),
+        (2, 'psqlmessages_topic', CASE WHEN v_is_renamed THEN 'ACCESS EXCLUSIVE' ELSE 'SHARE ROW EXCLUSIVE' END),
         (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._housekeeping_request', 'ACCESS EXCLUSIVE'),
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
         (7, 'messages._scan_start', 'SHARE'), (8, 'messages._gate', 'ACCESS EXCLUSIVE'),
