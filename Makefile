@@ -111,7 +111,7 @@ check-deploy: .venv/deploy  ## check the Dockerfile, compose.yaml, the Kubernete
 
 .PHONY: docs
 docs: .venv/docs  ## build the documentation into build/docs; a warning or a dead link is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: docs-serve
 docs-serve: .venv/docs  ## show the documentation on http://127.0.0.1:8001/, and again after each change

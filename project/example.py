@@ -40,7 +40,7 @@ def create_example_data(password_file: Path) -> str | None:
 
 
 def _create_rules() -> None:
-    """Create the missing rules of monitor, pipeline, chat, shop and desk, for Django's role."""
+    """Create the missing rules of the monitor, the pipeline, the site and its programs."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
@@ -48,6 +48,7 @@ def _create_rules() -> None:
         (f"{get_settings().NODE}.monitor.*", "Topic", "*", "O"),
         ("pipeline.*", "Topic", "*", "R"),
         ("chat/*", "Topic", CHAT_TOPIC, "RW"),
+        (get_settings().NODE, "Queue", "*", "A"),
         (orders.SHOP, "Queue", orders.ORDERS, "W"),
         *((orders.DESK, "Queue", queue, "R") for queue in orders.ORDERS_PER_POP),
     ):

@@ -14,12 +14,16 @@ classes_by_number: dict[int, type[MessagesError]] = {}
 
 
 class Caller(NamedTuple):
-    """Role and node of a call, and type and name of its destination. In capitals: unknown."""
+    """Role and node of a call, type and name of its destination, and the mode that it needs.
+
+    Words in capitals, and the mode "", stand for what is unknown.
+    """
 
     role: str = "ROLE"
     ident: str = "NODE"
     type: str = "Topic"
     dest: str = "TOPIC"
+    mode: str = ""
 
 
 # Role, ident, type, dest and mode of a rule.
@@ -82,7 +86,7 @@ class MessagesError(Exception):
             ident or caller.ident,
             type_,
             dest or caller.dest,
-            "W" if type_ == "Rpc" else "RW",
+            "W" if type_ == "Rpc" else caller.mode or "RW",
         )
 
 
@@ -248,7 +252,7 @@ class IdentNotExistent(NotExistent, number=16):
             return [self._missing_rule()]
         receiver = Caller(self.caller.role, named or "NODE")
         return [
-            (*receiver, "RW"),
+            (*receiver[:4], "RW"),
             self._missing_rule(type_="Rpc", dest=receiver.ident),
         ]
 

@@ -22,6 +22,12 @@ DIRECT_ALIAS: Final = "direct"
 
 # The SQL functions about topics; the destination of all other calls is a queue.
 _TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe)")
+# The calls that need each mode.
+_MODE_CALLS: Final = {
+    "W": re.compile(r"messages\.(topic_send|publish|push)"),
+    "R": re.compile(r"messages\.(subscribe|read_stream|pop|reserve|take|peek)"),
+    "A": re.compile(r"messages\.(pause|resume|configure_queue|remove_queue|\w+_elements)"),
+}
 
 T = TypeVar("T")
 
@@ -104,7 +110,8 @@ def explaining_refused_calls(
         if not isinstance(dest, str) or not dest:
             dest = type_.upper()
         role = postgresql_connection(using).connection.info.user
-        error.caller = Caller(role, str(ident), type_, dest)
+        mode = next((mode for mode, calls in _MODE_CALLS.items() if calls.search(sql)), "")
+        error.caller = Caller(role, str(ident), type_, dest, mode)
         raise
 
 

@@ -51,6 +51,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
             # Replaced functions keep their oid, so calls that waited for the locks find them again.
             with cursor.connection.transaction():
                 lock_tables(cursor, "some")
+                cursor.execute(_read_script("upgrade_tables.sql"))
                 _replace_objects(cursor, folder)
         except OperationalError:
             # A lock was not available: dropping the objects would not help.
@@ -58,6 +59,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         except Error:
             # Some objects cannot be replaced, only dropped: for instance, with a renamed parameter.
             lock_tables(cursor, "all")
+            cursor.execute(_read_script("upgrade_tables.sql"))
             _drop_objects(cursor)
             _run_scripts(cursor, scripts(folder))
         for kind, name, statement in grants:
@@ -288,6 +290,7 @@ def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -
     # Unlike `install`, these statements drop no objects of earlier versions and restore no grants.
     schema_editor.collected_sql += [
         "CREATE SCHEMA IF NOT EXISTS messages;",
+        _read_script("upgrade_tables.sql"),
         *(script.read_text() for script in scripts(folder)),
         f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
     ]

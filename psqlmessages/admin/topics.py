@@ -75,7 +75,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         return (
             super()
             .get_queryset(request)
-            .defer("channels", "wakes")
+            .defer("channels", "subscriber_channels")
             .annotate(
                 listening=_count_nodes(Membership.Kind.LISTEN),
                 sending=_count_nodes(Membership.Kind.NOTIFY),

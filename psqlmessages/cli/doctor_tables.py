@@ -36,7 +36,7 @@ _EXPIRED_TABLES = """
 _UNNEEDED_TABLES = """
     SELECT count(*), coalesce(sum(pg_table_size(messages._stream_partition(n))), 0)::bigint
     FROM generate_series(0, 3) AS n, messages._stream AS s
-    WHERE messages._last_check('messages._streams_checked', s.tended_at)
+    WHERE messages._last_checked_at('messages._streams_checked', s.maintained_at)
         < clock_timestamp() - interval '10 seconds'
       AND pg_relation_size(messages._stream_partition(n)) > 0
       AND NOT messages._has_needed_rows(n)

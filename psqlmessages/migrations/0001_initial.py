@@ -211,7 +211,7 @@ class Migration(migrations.Migration):
                 ),
                 ("subscriptions", models.IntegerField(db_default=0, editable=False)),
                 (
-                    "wakes",
+                    "subscriber_channels",
                     django.contrib.postgres.fields.ArrayField(
                         base_field=models.TextField(), db_default=[], editable=False, size=None
                     ),

@@ -57,8 +57,9 @@ class Client(models.Model):
 class Topic(models.Model):
     """A topic. SQL functions set the fields that are not editable, so that sends read few rows.
 
-    ``channels``: channels of sessions that listen or observe; ``wakes``: channels of sessions with
-    subscribers, which a publish notifies; ``is_made_by_publish``: a publish created the topic.
+    ``channels``: channels of sessions that listen or observe; ``subscriber_channels``: channels of
+    sessions with subscribers, which a publish notifies; ``is_made_by_publish``: a publish created
+    the topic.
     """
 
     name = NameField()
@@ -70,7 +71,7 @@ class Topic(models.Model):
     listeners = models.IntegerField(db_default=0, editable=False)
     channels = ArrayField(models.TextField(), db_default=[], editable=False)
     subscriptions = models.IntegerField(db_default=0, editable=False)
-    wakes = ArrayField(models.TextField(), db_default=[], editable=False)
+    subscriber_channels = ArrayField(models.TextField(), db_default=[], editable=False)
     is_made_by_publish = models.BooleanField(db_default=False, editable=False)
 
     class Meta:

@@ -251,8 +251,8 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
             )
-            cure = gettext("Start a worker of the queue: {command}").format(
-                command="python manage.py psqlmessages run NODE"
+            cure = gettext(
+                "Start the program that takes these elements. The queue's page lists who may."
             )
         sentence = text.format(queue=isolate(queue), age=format_age(now - since))
         yield Problem("waiting", queue, severity, sentence, Link("queue", queue), cure, since)
@@ -373,9 +373,10 @@ _SUBSCRIPTIONS_QUERY: Final = f"""
 """  # noqa: S608
 
 
-def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
+    silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
     for ident, topic, since, pinged_at, number in rows:
-        if pinged_at < since:
+        if pinged_at < max(since, now - silence):
             severity = Severity.ERROR
             text = ngettext(
                 "“{node}” has not read the stream “{topic}” for {silence}: {number} message,"

@@ -196,7 +196,7 @@ def _reset(subscription: Subscription, fields: Fields) -> str:
             pinged_at=current.pinged_at, is_recovered=current.is_recovered
         )
     orm.fetch(
-        "SELECT messages._wake_subscribers(t.name::text, t.wakes)"
+        "SELECT messages._notify_subscribers(t.name::text, t.subscriber_channels)"
         " FROM psqlmessages_topic AS t WHERE t.name = %s",
         [current.topic],
         database(),

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
+from django.core.signals import request_started
 from django.db import DatabaseError
 from django.http.request import is_same_domain
 from django.urls import re_path
@@ -32,7 +33,7 @@ CONSUMERS: Final = {
     "ws/monitor/": "psqlmessages.monitor.consumer.MonitorConsumer",
 }
 
-# Starts the writer of the counts per minute. Only one process at a time writes.
+# Starts the writer of the counts per minute and of refused calls, unless it runs already.
 START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_history_writer"
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -45,9 +46,11 @@ def websocket_application() -> Application:
     """
     session_application = _with_origin_check(AuthMiddlewareStack(_router()))
     token_application = _with_token_check(_router("ws/node/"))
+    # HTTP requests of this process can be refused too, for instance those of the REST API.
+    request_started.connect(_start_writer, dispatch_uid=START_WRITER)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        import_string(START_WRITER)()
+        _start_writer()
         transport = make_transport(send, get_settings().RELAY_FRAME_BYTES)
         scheme = transport.scheme or scope.get("scheme")
         scope = {**scope, TRANSPORT_KEY: transport, "scheme": scheme}
@@ -60,6 +63,10 @@ def websocket_application() -> Application:
             await _close_without_database(transport, receive)
 
     return application
+
+
+def _start_writer(**_signal: object) -> None:
+    import_string(START_WRITER)()
 
 
 def _router(*paths: str) -> Application:

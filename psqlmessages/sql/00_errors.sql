@@ -1,7 +1,8 @@
 -- Errors: the numbers and texts of the protocol, and the functions that return or raise them.
 -- In all scripts, literals with a backslash are written E'...', because callers may turn standard_conforming_strings
 -- off. Many functions set enable_seqscan = off: PL/pgSQL caches plans, and a plan made while a few nodes are connected
--- must stay fast for thousands. They also set jit = off, because PostgreSQL compiles plans with a high estimated cost.
+-- must stay fast for thousands. They also set jit = off: an avoided kind of plan has a high estimated cost, for which
+-- PostgreSQL would compile the plan.
 
 CREATE OR REPLACE VIEW messages.errors AS
 SELECT e.number, e.errstr
@@ -104,7 +105,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._raise IS
-    'Raise an answer of _error as an exception, for functions that return rows. SQLSTATE: PM and the error number.';
+    'Raise an answer of _error as an exception: for functions that return rows, and to undo what the call has changed. SQLSTATE: PM and the error number.';
 
 
 CREATE OR REPLACE FUNCTION messages._log_command(

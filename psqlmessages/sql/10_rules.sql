@@ -3,23 +3,12 @@
 -- The rules lock is the lock on this table. A state change (a node or a subscription starts or ends, a node joins or
 -- leaves a topic) shares it until its commit, so any role can hold it for a long time. A change of rules waits up to
 -- 300 ms for the exclusive lock. If it does not get the lock, it continues and lists the remaining work in _recheck and
--- _unfinished. It is a table lock because PostgreSQL grants table locks in the order of the requests.
-CREATE TABLE IF NOT EXISTS messages._gate (
+-- _unfinished. The lock is on a table and not on a row, because PostgreSQL grants table locks in the order of requests.
+CREATE TABLE IF NOT EXISTS messages._rules_lock (
     id boolean PRIMARY KEY DEFAULT true,
-    CONSTRAINT gate_has_one_row CHECK (id)
+    CONSTRAINT rules_lock_has_one_row CHECK (id)
 );
-INSERT INTO messages._gate DEFAULT VALUES ON CONFLICT DO NOTHING;
-DO $$
-BEGIN
-    -- Columns of older installations.
-    IF EXISTS (
-        SELECT FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid = 'messages._gate'::regclass AND a.attname = 'version' AND NOT a.attisdropped
-    ) THEN
-        ALTER TABLE messages._gate DROP COLUMN version, DROP COLUMN role_memberships;
-    END IF;
-END
-$$;
+INSERT INTO messages._rules_lock DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- Changes of rules lock this row, so that they run one after the other. version: increases with each change.
 CREATE TABLE IF NOT EXISTS messages._rules (
@@ -34,11 +23,11 @@ INSERT INTO messages._rules DEFAULT VALUES ON CONFLICT DO NOTHING;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rules_xact MINVALUE 0 START 0;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._observation_xact MINVALUE 0 START 0;
 
--- Checks that each housekeeping repeats after a change of rules without the rules lock, because state changes that ran
--- at the same time may have read the old rules and commit later. horizon: a transaction id; when no older transaction
--- runs, all these state changes have ended. idents: the nodes to check, null for all. topics: the topics that the rules
--- name. channels: the former channels of queues by name, because a session may have begun to LISTEN on one; null if no
--- permission for a queue was removed.
+-- A change of rules that did not get the rules lock inserts a row. State changes that ran at the same time may have
+-- read the old rules and commit later. So each housekeeping repeats the checks until no transaction older than horizon
+-- runs; the first housekeeping sets horizon. idents: the names and patterns of the nodes to check, null for all.
+-- topics: the names of topics to create, null for none. channels: the former channels of queues by name, because a
+-- session may have begun to LISTEN on one; null if no permission for a queue was removed.
 CREATE TABLE IF NOT EXISTS messages._recheck (
     id bigint GENERATED ALWAYS AS IDENTITY,
     idents text[],
@@ -47,8 +36,8 @@ CREATE TABLE IF NOT EXISTS messages._recheck (
     horizon xid8
 );
 
--- Rows that a change of rules could not update, because another transaction had locked them. Until housekeeping updates
--- a topic's row, each send to the topic checks the rules of all its receivers.
+-- The topics, nodes and queues whose rows a change of rules could not update, because another transaction had locked
+-- them. Until housekeeping updates a topic's row, each send to the topic checks the rules of all its receivers.
 CREATE TABLE IF NOT EXISTS messages._unfinished (
     id bigint GENERATED ALWAYS AS IDENTITY,
     topic_id bigint,
@@ -62,7 +51,7 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
 CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 
 -- Seconds since the epoch until which housekeeping does not repeat the checks of _recheck and _unfinished.
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_rest_until;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_paused_until;
 
 
 CREATE OR REPLACE FUNCTION messages._rules_are_applied()
@@ -86,7 +75,7 @@ DECLARE
 BEGIN
     -- Draw the transaction id before the lock: then it is below _recheck.horizon if this transaction reads old rules.
     PERFORM pg_current_xact_id();
-    LOCK TABLE messages._gate IN ROW SHARE MODE;
+    LOCK TABLE messages._rules_lock IN ROW SHARE MODE;
     IF current_setting('transaction_isolation') = 'read committed' THEN
         RETURN;
     END IF;
@@ -165,7 +154,7 @@ BEGIN
     IF NOT messages._holds_rules_lock() THEN
         PERFORM set_config('lock_timeout', least(300, messages._remaining_lock_wait_ms())::text, true);
         BEGIN
-            LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+            LOCK TABLE messages._rules_lock IN EXCLUSIVE MODE;
             PERFORM set_config('messages.rules_lock_holder', pg_current_xact_id()::text, true);
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             RAISE DEBUG 'rules are changed without the rules lock, because open transactions hold it';
@@ -176,7 +165,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_rules IS
-    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the exclusive rules lock. Continues without it if another transaction holds it longer.';
+    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the exclusive rules lock. If other transactions hold the rules lock longer, continue without it.';
 
 
 CREATE OR REPLACE FUNCTION messages._holds_rules_lock()
@@ -185,7 +174,9 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    RETURN coalesce(current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false);
+    RETURN coalesce(
+        current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false
+    );
 END
 $$;
 
@@ -361,7 +352,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
-    'Whether a login role has a rule for any node; true for the owner.';
+    'Whether a login role has a rule for any node; true for the owner of the tables and its members.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_destinations(
@@ -386,7 +377,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_destinations IS
-    'The names and patterns of topics or queues that rules allow this role to use, as any node, in one of these modes; * for the owner. type: Topic or Queue.';
+    'The names and patterns of topics or queues that rules allow this role to use, as any node, in one of these modes; * for the owner of the tables and its members. type: Topic or Queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_known_node(

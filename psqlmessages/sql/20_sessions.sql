@@ -237,7 +237,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._register IS
-    'Register a node on the session of this connection, or return the error if a live session has the node. On a dead session, the node is ended first. is_new: false if this session already had the node.';
+    'Register a node on the session of this connection, or return the error if another live session has the node. If a dead session has the node, end the node first. is_new: false if this session already had the node.';
 
 
 CREATE OR REPLACE FUNCTION messages.init(
@@ -336,7 +336,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deregister IS
-    'Body of deinit and crash: end a node of this session, and the session with its last node. evt: the event that other nodes receive.';
+    'The implementation of deinit and crash: end a node of this session, and the session with its last node. evt: the event that other nodes receive.';
 
 
 CREATE OR REPLACE FUNCTION messages.deinit(

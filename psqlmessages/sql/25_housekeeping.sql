@@ -4,43 +4,36 @@
 -- locks rows of dead nodes and tables of streams, and a function cannot know whether it runs in an explicit
 -- transaction, which would hold these locks for long. So it runs at the commit. The key is the transaction and not the
 -- pid, because after PREPARE TRANSACTION the row still exists while the session starts other transactions.
-CREATE UNLOGGED TABLE IF NOT EXISTS messages._evaluation (
+CREATE UNLOGGED TABLE IF NOT EXISTS messages._housekeeping_request (
     xact int PRIMARY KEY
 );
-DO $$
-BEGIN
-    ALTER TABLE messages._evaluation RENAME pid TO xact;
-EXCEPTION WHEN undefined_column THEN
-    NULL;
-END
-$$;
 
 
--- When a check of queues or streams last found nothing to do; the columns tended_at store the last run that wrote.
+-- When a check of queues or streams last found nothing to do; the columns maintained_at store the last run that wrote.
 -- setval of an UNLOGGED sequence needs no transaction id and writes no WAL, so idle nodes write nothing. A value
--- consists of the milliseconds since the epoch and 20 bits of tended_at. It is ignored if these bits differ from those
--- of tended_at, so that a later run or a crash of the server makes it invalid.
+-- consists of the milliseconds since the epoch and 20 bits of maintained_at. If these bits differ from those of the
+-- column, the value is ignored: a later run or a crash of the server makes it invalid.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._queues_checked;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._streams_checked;
 
 
-CREATE OR REPLACE FUNCTION messages._tended_at_bits(
-    tended_at timestamp with time zone
+CREATE OR REPLACE FUNCTION messages._maintained_at_bits(
+    maintained_at timestamp with time zone
 )
 RETURNS bigint
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT CASE WHEN isfinite(tended_at) THEN (date_part('epoch', tended_at) * 1000000)::bigint & 1048575 END
+    SELECT CASE WHEN isfinite(maintained_at) THEN (date_part('epoch', maintained_at) * 1000000)::bigint & 1048575 END
 $$;
 
-COMMENT ON FUNCTION messages._tended_at_bits IS
-    'The 20 bits of tended_at that the values of _queues_checked and _streams_checked contain; null if tended_at is infinite.';
+COMMENT ON FUNCTION messages._maintained_at_bits IS
+    'The 20 bits of maintained_at that the values of _queues_checked and _streams_checked contain; null if maintained_at is infinite.';
 
 
-CREATE OR REPLACE FUNCTION messages._last_check(
+CREATE OR REPLACE FUNCTION messages._last_checked_at(
     sequence regclass,
-    tended_at timestamp with time zone
+    maintained_at timestamp with time zone
 )
 RETURNS timestamp with time zone
 LANGUAGE plpgsql
@@ -48,18 +41,18 @@ AS $$
 DECLARE
     v_value bigint := pg_sequence_last_value(sequence);
 BEGIN
-    RETURN CASE WHEN v_value & 1048575 = messages._tended_at_bits(tended_at)
-        THEN to_timestamp((v_value >> 20) / 1000.0) ELSE tended_at END;
+    RETURN CASE WHEN v_value & 1048575 = messages._maintained_at_bits(maintained_at)
+        THEN to_timestamp((v_value >> 20) / 1000.0) ELSE maintained_at END;
 END
 $$;
 
-COMMENT ON FUNCTION messages._last_check IS
+COMMENT ON FUNCTION messages._last_checked_at IS
     'When housekeeping of queues or streams last ran or found nothing to do. sequence: _queues_checked or _streams_checked.';
 
 
-CREATE OR REPLACE FUNCTION messages._record_check(
+CREATE OR REPLACE FUNCTION messages._store_check(
     sequence regclass,
-    tended_at timestamp with time zone,
+    maintained_at timestamp with time zone,
     checked_at timestamp with time zone
 )
 RETURNS void
@@ -67,12 +60,13 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM setval(
-        sequence, (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._tended_at_bits(tended_at)
+        sequence,
+        (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._maintained_at_bits(maintained_at)
     );
 END
 $$;
 
-COMMENT ON FUNCTION messages._record_check IS
+COMMENT ON FUNCTION messages._store_check IS
     'Store in this sequence when a check found nothing to do. A rollback does not undo it.';
 
 
@@ -85,7 +79,7 @@ AS $$
 DECLARE
     v_has_work boolean;
 BEGIN
-    -- Above READ COMMITTED the check would not see recent commits of others.
+    -- Above READ COMMITTED the check would not see recent commits of other sessions.
     IF current_setting('transaction_isolation') <> 'read committed'
         OR current_setting('transaction_read_only') = 'on'
     THEN
@@ -129,8 +123,8 @@ BEGIN
         AND current_setting('transaction_read_only') = 'off'
     THEN
         -- If the caller has set all constraints immediate, the trigger would fire at the end of this INSERT.
-        SET CONSTRAINTS messages.evaluate_at_commit DEFERRED;
-        INSERT INTO messages._evaluation (xact)
+        SET CONSTRAINTS messages.run_housekeeping DEFERRED;
+        INSERT INTO messages._housekeeping_request (xact)
         VALUES ((pg_current_xact_id()::text::bigint % 2147483648)::int)
         ON CONFLICT DO NOTHING;
     END IF;
@@ -223,7 +217,7 @@ BEGIN
         AND NOT EXISTS (
             SELECT FROM pg_catalog.pg_locks AS l
             JOIN pg_catalog.pg_class AS r ON r.oid = l.relation
-            JOIN pg_catalog.pg_class AS o ON o.oid = 'messages._evaluation'::regclass
+            JOIN pg_catalog.pg_class AS o ON o.oid = 'messages._housekeeping_request'::regclass
             WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
               AND (l.mode <> 'AccessShareLock' AND r.relkind IN ('r', 'p') OR r.relkind = 'f') AND (
                   r.relowner <> o.relowner
@@ -234,7 +228,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._commits_immediately IS
-    'Whether the transaction commits right after the trigger evaluate_at_commit, without a delay that the caller controls; false if that is not certain. context: PG_CONTEXT in the trigger function.';
+    'Whether the transaction commits right after the trigger run_housekeeping, without a delay that the caller controls; false if that is not certain. context: PG_CONTEXT in the trigger function.';
 
 
 CREATE OR REPLACE FUNCTION messages._run_housekeeping_at_commit()
@@ -249,9 +243,9 @@ DECLARE
     v_context text;
 BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
-    DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
+    DELETE FROM messages._housekeeping_request AS e WHERE e.xact = NEW.xact;
     -- This call makes PostgreSQL free the notifications of listeners that have ended. Without it, a full notification
-    -- queue stays full, and every transaction that notifies fails. It locks nothing.
+    -- queue stays full, and every transaction that notifies fails. The call locks nothing.
     PERFORM pg_notification_queue_usage();
     -- Locks taken here last until the transaction ends. If that may take long, do nothing: another call does this work.
     IF NOT messages._commits_immediately(v_context) THEN
@@ -260,7 +254,7 @@ BEGIN
     -- A locked table or a full disk must not fail the caller's transaction: the next housekeeping tries again.
     PERFORM messages._maintain_sessions_and_rules(true);
     BEGIN
-        -- It may notify sessions that wait for dead letters, which needs space in the notification queue.
+        -- This may notify sessions that wait for dead letters, which needs space in the notification queue.
         IF pg_notification_queue_usage() < 0.95 THEN
             PERFORM messages._maintain_queues();
         END IF;
@@ -285,9 +279,9 @@ $$;
 COMMENT ON FUNCTION messages._run_housekeeping_at_commit IS
     'Run housekeeping before the commit of a transaction that requested it. Waits for a lock at most 50 ms, and does not make the commit fail.';
 
-DROP TRIGGER IF EXISTS evaluate_at_commit ON messages._evaluation;
-CREATE CONSTRAINT TRIGGER evaluate_at_commit
-AFTER INSERT ON messages._evaluation
+DROP TRIGGER IF EXISTS run_housekeeping ON messages._housekeeping_request;
+CREATE CONSTRAINT TRIGGER run_housekeeping
+AFTER INSERT ON messages._housekeeping_request
 DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW EXECUTE FUNCTION messages._run_housekeeping_at_commit();
 
@@ -340,7 +334,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_sessions_and_rules IS
-    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events. is_commit: as in _recheck_rules.';
+    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events. is_commit: as in _finish_rule_changes.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()
@@ -431,7 +425,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._drop_nodes IS
-    'Remove these nodes, whose topics the caller has locked. Returns for each node name the topics that the node listened or sent to, each as [kind, topic, whether it was the last listener or sender].';
+    'Remove these nodes, whose topics the caller has locked. Returns for each node name the topics that the node listened or sent to, each as [kind, topic, whether it was the last listener or sender]; null if they had none.';
 
 
 CREATE OR REPLACE FUNCTION messages._shared_audiences(
@@ -467,7 +461,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._shared_audiences IS
-    'The audiences of the topics that several nodes left, by topic name: arrays as text, for the most frequent topics, up to about a megabyte. left_topics: from _drop_nodes.';
+    'The audiences of the topics that several nodes left, by topic name: arrays as text, for the most frequent topics, up to about a megabyte. left_topics: the result of _drop_nodes.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_crash_events(
@@ -555,7 +549,7 @@ BEGIN
         UPDATE psqlmessages_topic AS t
         SET listeners = t.listeners - coalesce(m.listeners, 0),
             channels = array_remove(t.channels, v_channel),
-            wakes = array_remove(t.wakes, v_channel)
+            subscriber_channels = array_remove(t.subscriber_channels, v_channel)
         FROM unnest(v_topics) AS n (id)
         LEFT JOIN (
             SELECT l.topic_id, count(*) AS listeners FROM psqlmessages_membership AS l

@@ -24,6 +24,26 @@ COMMENT ON FUNCTION messages._topics_like IS
     'The topics that match a name or pattern.';
 
 
+CREATE OR REPLACE FUNCTION messages._subscribed_topics(
+    nodes bigint[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT ARRAY(
+        SELECT DISTINCT t.id
+        FROM psqlmessages_client AS c
+        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
+        JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE c.id = ANY (nodes)
+    )
+$$;
+
+COMMENT ON FUNCTION messages._subscribed_topics IS
+    'The topics to which these nodes have living subscriptions.';
+
+
 CREATE OR REPLACE FUNCTION messages._topics_of_nodes(
     nodes bigint[]
 )
@@ -39,11 +59,7 @@ AS $$
         CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
         WHERE o.client_id = ANY (nodes)
         UNION
-        SELECT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
+        SELECT unnest(messages._subscribed_topics(nodes))
     )
 $$;
 
@@ -80,7 +96,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_topics IS
-    'Create those of the topics that do not exist, with their observers and subscribers. by_publish: the topic is removed together with its last message.';
+    'Create those of the topics that do not exist, with their observers and subscribers. by_publish: whether _delete_unused_topics may delete them later.';
 
 
 CREATE OR REPLACE FUNCTION messages._acting_node_topic_error(
@@ -130,7 +146,7 @@ BEGIN
             -- While this waits, all other state changes queue behind it, so limit the wait.
             v_timeout := messages._limit_lock_wait();
             BEGIN
-                LOCK TABLE messages._gate IN EXCLUSIVE MODE;
+                LOCK TABLE messages._rules_lock IN EXCLUSIVE MODE;
             EXCEPTION WHEN lock_not_available THEN
                 RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
                     USING ERRCODE = 'lock_not_available',
@@ -196,7 +212,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._join_topic IS
-    'Body of topic_listen and topic_notify: check, create a missing topic if a rule allows it, add the membership, send the event.';
+    'The implementation of topic_listen and topic_notify: check, create a missing topic if a rule allows it, add the membership, send the event.';
 
 
 CREATE OR REPLACE FUNCTION messages._leave_topic(
@@ -230,7 +246,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._leave_topic IS
-    'Body of topic_unlisten and topic_unnotify: the reverse of _join_topic.';
+    'The implementation of topic_unlisten and topic_unnotify: the reverse of _join_topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_membership(
@@ -384,7 +400,7 @@ COMMENT ON FUNCTION messages._lock_topics IS
     'Lock topics in name order. Rebuild them in a later statement, so that it sees everything committed before the lock.';
 
 
-CREATE OR REPLACE FUNCTION messages._wakeup_channels(
+CREATE OR REPLACE FUNCTION messages._subscriber_channels(
     topic text
 )
 RETURNS SETOF text
@@ -395,11 +411,11 @@ AS $$
     FROM psqlmessages_subscription AS s
     JOIN psqlmessages_client AS c ON c.ident = s.ident
     JOIN psqlmessages_session AS e ON e.id = c.session_id
-    CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', _wakeup_channels.topic) AS r
-    WHERE s.topic = _wakeup_channels.topic AND s.is_alive AND r.can_read
+    CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', _subscriber_channels.topic) AS r
+    WHERE s.topic = _subscriber_channels.topic AND s.is_alive AND r.can_read
 $$;
 
-COMMENT ON FUNCTION messages._wakeup_channels IS
+COMMENT ON FUNCTION messages._subscriber_channels IS
     'The channels of the connected subscribers of a topic that may read it. Inlined where it is called.';
 
 
@@ -412,7 +428,8 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
     UPDATE psqlmessages_topic AS t
-    SET listeners = n.listeners, channels = n.channels, subscriptions = n.subscriptions, wakes = n.wakes
+    SET (listeners, channels, subscriptions, subscriber_channels)
+        = (n.listeners, n.channels, n.subscriptions, n.subscriber_channels)
     FROM (
         SELECT o.id,
                (SELECT count(*) FROM psqlmessages_membership AS m
@@ -426,14 +443,14 @@ AS $$
                ) AS channels,
                (SELECT count(*) FROM psqlmessages_subscription AS s
                 WHERE s.topic = o.name AND s.is_alive) AS subscriptions,
-               ARRAY(SELECT w.channel FROM messages._wakeup_channels(o.name) AS w (channel)) AS wakes
+               ARRAY(SELECT w.channel FROM messages._subscriber_channels(o.name) AS w (channel)) AS subscriber_channels
         FROM psqlmessages_topic AS o
         WHERE o.id = ANY (topics)
     ) AS n
     -- The first condition repeats the inner one: PostgreSQL 15 and 16 read the whole table otherwise.
     WHERE t.id = ANY (topics) AND t.id = n.id
-      AND (t.listeners, t.channels, t.subscriptions, t.wakes)
-          IS DISTINCT FROM (n.listeners, n.channels, n.subscriptions, n.wakes)
+      AND (t.listeners, t.channels, t.subscriptions, t.subscriber_channels)
+          IS DISTINCT FROM (n.listeners, n.channels, n.subscriptions, n.subscriber_channels)
 $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS
@@ -494,23 +511,23 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_channels IS
-    'The channels of the listeners and observers of a topic according to the current rules, if its row could not be rebuilt.';
+    'The channels of the listeners and observers of a topic that the current rules allow. Sends use them while the row of the topic could not be rebuilt.';
 
 
-CREATE OR REPLACE FUNCTION messages._current_wakeup_channels(
+CREATE OR REPLACE FUNCTION messages._current_subscriber_channels(
     topic text,
-    wakes text[]
+    stored text[]
 )
 RETURNS text[]
 LANGUAGE plpgsql
 AS $$
 BEGIN
     IF messages._rules_are_applied() THEN
-        RETURN wakes;
+        RETURN stored;
     END IF;
-    RETURN ARRAY(SELECT w.channel FROM messages._wakeup_channels(topic) AS w (channel));
+    RETURN ARRAY(SELECT w.channel FROM messages._subscriber_channels(topic) AS w (channel));
 END
 $$;
 
-COMMENT ON FUNCTION messages._current_wakeup_channels IS
-    'The channels to wake for a publish: wakes (from the topic row), or while a change of rules is unfinished, those that the current rules allow.';
+COMMENT ON FUNCTION messages._current_subscriber_channels IS
+    'The channels of subscribers to notify: stored (from the topic row), or while a change of rules is unfinished, those that the current rules allow.';

@@ -92,16 +92,10 @@ CREATE OR REPLACE FUNCTION messages._topic_read_error(
 RETURNS json
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_node record;
 BEGIN
     PERFORM messages._log_command(command, topic);
-    SELECT * INTO v_node FROM messages._acting_node();
-    IF v_node.id IS NULL THEN
-        RETURN messages._error(50);
-    END IF;
     PERFORM messages._schedule_housekeeping();
-    RETURN messages._topic_error(v_node.role, v_node.ident, topic, '', false);
+    RETURN messages._acting_node_topic_error(topic, '', false);
 END
 $$;
 

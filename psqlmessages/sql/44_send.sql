@@ -167,7 +167,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send(text, text, text, text) IS
-    'Send a message to every listener of a topic at commit. token: lets listeners answer with return. enc: the encoding of the body, b64 or json. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send a message to every listener of a topic at commit, and store it if a subscription or a retention needs it. token: lets listeners answer with return. enc: the encoding of the body, b64 or json. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_send(
@@ -232,7 +232,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_send IS
-    'Body of topic_send and topic_send_many: send any number of bodies of any size, with or without a token, or return the error.';
+    'The implementation of topic_send and topic_send_many: send any number of bodies of any size, with or without a token, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_all(
@@ -397,7 +397,9 @@ BEGIN
         ',"To":' || to_json(topic) || ',"From":' || to_json(ident),
         v_topic.id, v_client.id, v_timeout, token, enc
     );
-    PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message], octet_length(message));
+    PERFORM messages._notify_all(
+        v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message], octet_length(message)
+    );
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN '{"Err":"0"}';
 END

@@ -121,7 +121,7 @@ COMMENT ON FUNCTION messages._rpc_route IS
     'What a request or answer to another node needs: the acting node (own_id, own_ident), the other node with its session, and the secret. No row if one of the nodes is not registered. Inlined where it is called.';
 
 
-CREATE OR REPLACE FUNCTION messages._deliver(
+CREATE OR REPLACE FUNCTION messages._notify_node(
     channel text,
     timeout int,
     header text,
@@ -142,7 +142,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._deliver IS
+COMMENT ON FUNCTION messages._notify_node IS
     'Notify one node. A body over the NOTIFY limit is stored for this registration of the node, for timeout seconds.';
 
 
@@ -201,7 +201,7 @@ BEGIN
     IF v_permissions.timeout IS NULL THEN
         RETURN messages._error(2, 'Rpc', node);
     END IF;
-    PERFORM messages._deliver(
+    PERFORM messages._notify_node(
         v_target.channel, v_permissions.timeout,
         '"Type":"Rpc","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
             || ',"Token":' || to_json(
@@ -239,8 +239,8 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- One statement handles the common case, as in topic_send: a small request without an error. Otherwise the header is
-    -- null, because the statement finds no row, or too long with the body; then _rpc runs.
+    -- One statement handles the common case, as in topic_send: a small request without an error. Otherwise _rpc runs:
+    -- the statement finds no row, so the header is null, or header and body are too long together.
     SELECT p.channel,
            '"Type":"Rpc","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(messages._hmac(
@@ -451,7 +451,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    PERFORM messages._deliver(
+    PERFORM messages._notify_node(
         v_asker.channel, v_token.timeout::int,
         '"Type":"Return","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
             || ',"Token":' || to_json(v_token.asker_token) || ',"From":' || to_json(v_me.ident)
@@ -486,8 +486,8 @@ DECLARE
     v_header text;
 BEGIN
     -- One statement handles the common case: a small answer to a request to a node, without an error. Then the token
-    -- begins with the MAC and a space, 33 characters, and the MAC covers the rest. Otherwise the header is
-    -- null, because the statement finds no row, or too long with the body; then _return runs.
+    -- begins with the MAC and a space, 33 characters, and the MAC covers the rest. Otherwise _return runs:
+    -- the statement finds no row, so the header is null, or header and body are too long together.
     SELECT p.channel,
            '"Type":"Return","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(substr(v_rest, position(' ' IN v_rest) + 1))

@@ -1,5 +1,5 @@
--- Streams and publishing: messages are stored until every subscription has read them, in four partitions that are
--- filled in turn. slot: the number of the partition.
+-- Streams and publishing: messages are stored until every subscription has read them and the retention of their topic
+-- has passed, in four partitions that are filled in turn. slot: the number of the partition.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
     topic_id bigint NOT NULL,
@@ -38,28 +38,19 @@ BEGIN
 END
 $$;
 
--- slot: the table that is being filled. switched_at: when that began. tended_at: the last housekeeping that wrote.
--- cleared_at: the last removal of ended subscriptions and unused topics.
+-- slot: the table that is being filled. switched_at: when that began. maintained_at: the last housekeeping that wrote.
+-- garbage_removed_at: the last removal of ended subscriptions and unused topics. secret: the key for _publishing_proof;
+-- it is in this row because each publish reads the row anyway.
 CREATE TABLE IF NOT EXISTS messages._stream (
     id boolean PRIMARY KEY DEFAULT true,
     slot smallint NOT NULL DEFAULT 0,
     switched_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
-    tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
-    cleared_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    garbage_removed_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    secret bytea NOT NULL
+        DEFAULT sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())),
     CONSTRAINT stream_has_one_row CHECK (id)
 );
-DO $$
-BEGIN
-    -- The key for _publishing_proof. It is in this row because each publish reads the row anyway.
-    IF NOT EXISTS (
-        SELECT FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid = 'messages._stream'::regclass AND a.attname = 'secret'
-    ) THEN
-        ALTER TABLE messages._stream ADD COLUMN secret bytea NOT NULL
-            DEFAULT sha256(uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()));
-    END IF;
-END
-$$;
 INSERT INTO messages._stream DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- Clock gaps, the last ten: periods without housekeeping, because the clock was set forward or nothing was called.
@@ -69,15 +60,15 @@ CREATE TABLE IF NOT EXISTS messages._clock_gap (
 );
 
 -- The last removed message of each topic.
-CREATE TABLE IF NOT EXISTS messages._stream_last (
+CREATE TABLE IF NOT EXISTS messages._last_removed_message (
     topic_id bigint PRIMARY KEY,
     id bigint NOT NULL,
     published_at timestamp with time zone NOT NULL
 );
 
--- The same for removed topics, by name: if such a topic is created again, subscriptions with a lower position have
--- missed the message.
-CREATE TABLE IF NOT EXISTS messages._stream_gone (
+-- The last message of each removed topic. If a topic of this name is created again, subscriptions with a lower position
+-- have missed the message.
+CREATE TABLE IF NOT EXISTS messages._removed_topic (
     topic text COLLATE "C" PRIMARY KEY,
     id bigint NOT NULL
 );
@@ -90,8 +81,8 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    DELETE FROM messages._stream_last;
-    DELETE FROM messages._stream_gone;
+    DELETE FROM messages._last_removed_message;
+    DELETE FROM messages._removed_topic;
     RETURN NULL;
 END
 $$;
@@ -262,7 +253,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_last timestamp with time zone := (
-        SELECT messages._last_check('messages._streams_checked', s.tended_at) FROM messages._stream AS s
+        SELECT messages._last_checked_at('messages._streams_checked', s.maintained_at) FROM messages._stream AS s
     );
     v_now timestamp with time zone := clock_timestamp();
 BEGIN
@@ -285,7 +276,7 @@ BEGIN
         WHERE a.pinged_at > v_now + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
     ));
     -- Store the time compared above, because the clock may have changed since. Infinity stops housekeeping, for tests.
-    UPDATE messages._stream SET tended_at = v_now WHERE tended_at < 'infinity';
+    UPDATE messages._stream SET maintained_at = v_now WHERE maintained_at < 'infinity';
 END
 $$;
 
@@ -293,7 +284,7 @@ COMMENT ON FUNCTION messages._check_clock IS
     'Compare the clock with the time of the last housekeeping, and store the time: record a clock gap, or correct times in the future. Lock the row of _stream first. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._publish_route(
+CREATE OR REPLACE FUNCTION messages._publish_target(
     topic text
 )
 RETURNS TABLE (
@@ -302,7 +293,7 @@ RETURNS TABLE (
     is_made_by_publish boolean,
     listeners int,
     channels text[],
-    wakes text[],
+    subscriber_channels text[],
     subscriptions int,
     slot smallint,
     last_id bigint,
@@ -311,13 +302,13 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes, t.subscriptions,
+    SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.subscriber_channels, t.subscriptions,
            m.slot, pg_sequence_last_value('messages._stream_id'), m.secret
     FROM psqlmessages_topic AS t, messages._stream AS m
-    WHERE t.name = _publish_route.topic
+    WHERE t.name = _publish_target.topic
 $$;
 
-COMMENT ON FUNCTION messages._publish_route IS
+COMMENT ON FUNCTION messages._publish_target IS
     'What a publish to a topic needs; no row if the topic does not exist. subscriptions: may include some that have just expired. slot: the table to fill. last_id: the last id drawn. secret: for _begin_publishing.';
 
 
@@ -350,13 +341,13 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_messages IS
-    'Store messages for the subscriptions of a topic, in order, and return their ids. topic_id, slot, last_id, secret: from _publish_route.';
+    'Store messages for the subscriptions of a topic, in order, and return their ids. topic_id, slot, last_id, secret: from _publish_target.';
 
--- Publishing: store messages, then notify listeners and wake subscribers. It needs no session.
+-- Publishing: store messages, then notify listeners and subscribers. Publishers need no session.
 
-CREATE OR REPLACE FUNCTION messages._wake_subscribers(
+CREATE OR REPLACE FUNCTION messages._notify_subscribers(
     topic text,
-    wakes text[]
+    channels text[]
 )
 RETURNS void
 LANGUAGE plpgsql
@@ -366,14 +357,14 @@ DECLARE
     v_channel text;
 BEGIN
     -- Without an Id the events are equal, so PostgreSQL delivers only one in a transaction.
-    FOREACH v_channel IN ARRAY wakes LOOP
+    FOREACH v_channel IN ARRAY channels LOOP
         PERFORM pg_notify(v_channel, v_event);
     END LOOP;
 END
 $$;
 
-COMMENT ON FUNCTION messages._wake_subscribers IS
-    'Notify the connected subscribers of a topic that there is a message to read. wakes: their channels.';
+COMMENT ON FUNCTION messages._notify_subscribers IS
+    'Notify the connected subscribers of a topic that there is a message to read. channels: those of their sessions.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_if_needed(
@@ -388,7 +379,7 @@ AS $$
 DECLARE
     v_topic record;
 BEGIN
-    SELECT * INTO v_topic FROM messages._publish_route(topic);
+    SELECT * INTO v_topic FROM messages._publish_target(topic);
     IF v_topic.retention > 0 OR EXISTS (
         SELECT FROM psqlmessages_subscription AS s
         WHERE s.topic = _store_if_needed.topic AND s.is_alive
@@ -397,7 +388,9 @@ BEGIN
         PERFORM messages._store_messages(
             v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc
         );
-        PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
+        PERFORM messages._notify_subscribers(
+            topic, messages._current_subscriber_channels(topic, v_topic.subscriber_channels)
+        );
         RETURN true;
     END IF;
     RETURN false;
@@ -486,12 +479,12 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_topic FROM messages._publish_route(topic);
+    SELECT * INTO v_topic FROM messages._publish_target(topic);
     IF v_topic.is_made_by_publish IS NOT FALSE THEN
         IF NOT messages._ensure_topic(client_id, topic) THEN
             RETURN messages._error(2, 'Topic', topic);
         END IF;
-        SELECT * INTO v_topic FROM messages._publish_route(topic);
+        SELECT * INTO v_topic FROM messages._publish_target(topic);
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
@@ -510,7 +503,9 @@ BEGIN
             v_topic.channels, payloads, v_largest
         );
     END IF;
-    PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
+    PERFORM messages._notify_subscribers(
+        topic, messages._current_subscriber_channels(topic, v_topic.subscriber_channels)
+    );
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Id":' || coalesce(v_ids[cardinality(v_ids)]::text, 'null') || ',"Listeners":' || v_topic.listeners
@@ -521,7 +516,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._publish IS
-    'Body of publish and publish_many: store and send any number of payloads, or return the error. Id: of the last payload; Ids, only for publish_many: of all.';
+    'The implementation of publish and publish_many: store and send any number of payloads, or return the error. Id: of the last payload; Ids, only for publish_many: of all.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish(
@@ -540,7 +535,7 @@ DECLARE
     v_slot smallint;
     v_last bigint;
     v_secret bytea;
-    v_wakes text[];
+    v_subscriber_channels text[];
     v_subscriptions int;
     v_is_first boolean;
     v_is_due boolean;
@@ -548,11 +543,11 @@ BEGIN
     -- The common case: a rule names the node and the topic without patterns, and the topic is permanent and has no
     -- listeners. One statement reads everything, because each expression is prepared again in every transaction.
     -- v_is_first: this transaction has not written anything yet. v_is_due: a log line or housekeeping may be due.
-    SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), m.secret, nullif(t.wakes, '{}'),
+    SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), m.secret, nullif(t.subscriber_channels, '{}'),
            t.subscriptions,
            pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_commit') <> 'off',
            messages._nothing_is_due() IS NOT TRUE
-    INTO v_topic, v_slot, v_last, v_secret, v_wakes, v_subscriptions, v_is_first, v_is_due
+    INTO v_topic, v_slot, v_last, v_secret, v_subscriber_channels, v_subscriptions, v_is_first, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
       AND messages._rules_are_applied()
@@ -574,8 +569,8 @@ BEGIN
     END IF;
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     VALUES (v_topic, nextval('messages._stream_id'), v_slot, client_id, clock_timestamp(), enc, payload);
-    IF v_wakes IS NOT NULL THEN
-        PERFORM messages._wake_subscribers(topic, v_wakes);
+    IF v_subscriber_channels IS NOT NULL THEN
+        PERFORM messages._notify_subscribers(topic, v_subscriber_channels);
     END IF;
     IF v_is_due THEN
         PERFORM messages._log_command('publish', client_id, topic);

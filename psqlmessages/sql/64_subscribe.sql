@@ -1,4 +1,4 @@
--- Subscriptions: the durable position of a node in the stream of a topic. It moves in the transaction of the caller.
+-- Subscriptions: the durable position of a node in the stream of a topic, which moves in the transaction of the caller.
 
 CREATE OR REPLACE FUNCTION messages._is_alive(
     subscription psqlmessages_subscription
@@ -22,7 +22,7 @@ BEGIN
         (
             SELECT clock_timestamp() - c.last
             FROM messages._stream AS s
-            CROSS JOIN LATERAL messages._last_check('messages._streams_checked', s.tended_at) AS c (last)
+            CROSS JOIN LATERAL messages._last_checked_at('messages._streams_checked', s.maintained_at) AS c (last)
             WHERE c.last BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
         ), '0'
     ) > clock_timestamp();
@@ -30,7 +30,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_alive IS
-    'Whether a subscription is alive: its timeout since the last call of subscribe has not passed, not counting clock gaps. Null if the subscription is null.';
+    'Whether a subscription is alive: its timeout since pinged_at has not passed, not counting clock gaps, and housekeeping has not found it expired. Null if the subscription is null.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_read_all(
@@ -44,14 +44,14 @@ AS $$
     SELECT coalesce(
         greatest(
             (SELECT max(m.id) FROM psqlmessages_streammessage AS m WHERE m.topic_id = _has_read_all.topic_id),
-            (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _has_read_all.topic_id)
+            (SELECT l.id FROM messages._last_removed_message AS l WHERE l.topic_id = _has_read_all.topic_id)
         ) <= subscription.position,
         subscription.is_recovered
     )
 $$;
 
 COMMENT ON FUNCTION messages._has_read_all IS
-    'Whether the position of an expired subscription is past the last message of its topic, stored or removed.';
+    'Whether the position of an expired subscription is past the last message of its topic, stored or removed. If the topic has had none: is_recovered.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(
@@ -135,26 +135,6 @@ COMMENT ON VIEW messages.stream_rows IS
     'The type of the rows that subscribe returns.';
 
 
-CREATE OR REPLACE FUNCTION messages._subscribed_topics(
-    nodes bigint[]
-)
-RETURNS bigint[]
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT ARRAY(
-        SELECT DISTINCT t.id
-        FROM psqlmessages_client AS c
-        JOIN psqlmessages_subscription AS s ON s.ident = c.ident AND s.is_alive
-        JOIN psqlmessages_topic AS t ON t.name = s.topic
-        WHERE c.id = ANY (nodes)
-    )
-$$;
-
-COMMENT ON FUNCTION messages._subscribed_topics IS
-    'The topics to which these nodes have living subscriptions.';
-
-
 -- Public functions of subscriptions.
 
 CREATE OR REPLACE FUNCTION messages._check_subscribe(
@@ -222,7 +202,7 @@ BEGIN
         WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
         PERFORM messages._check_subscribe(client_id, topic, timeout, max_rows);
     END IF;
-    SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
+    SELECT t.id, t.subscriber_channels INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
         v_watermark := messages._watermark(v_topic.id);
         -- The position moves to the last message returned, or to the watermark if no further messages are there.
@@ -251,7 +231,7 @@ BEGIN
         IF EXISTS (
             SELECT FROM psqlmessages_client AS c
             JOIN psqlmessages_session AS s ON s.id = c.session_id
-            WHERE c.ident = client_id AND c.role = session_user AND s.channel <> ALL (v_topic.wakes)
+            WHERE c.ident = client_id AND c.role = session_user AND s.channel <> ALL (v_topic.subscriber_channels)
         ) THEN
             PERFORM messages._share_rules_lock();
             PERFORM messages._lock_topics(ARRAY[v_topic.id]);

@@ -1,6 +1,6 @@
--- Expiry of subscriptions, and retention of stream messages. Publishers fill four partitions in turn: the current one has its number (slot) in
--- messages._stream. Housekeeping truncates another partition when no subscription and no retention needs its messages.
--- If few are still needed, it first moves them to the current partition.
+-- Expiry of subscriptions, and retention of stream messages. Publishers fill four partitions in turn: messages._stream
+-- has the number (slot) of the current one. Housekeeping truncates another partition when no subscription and no
+-- retention needs its messages. If few messages are still needed, it first moves them to the current partition.
 
 CREATE OR REPLACE FUNCTION messages._expire_subscriptions()
 RETURNS void
@@ -36,7 +36,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._expire_subscriptions IS
-    'Mark subscriptions that were not pinged in time as dead. Skips locked rows.';
+    'Mark subscriptions as expired whose timeout has passed. Skips locked rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._delete_dead_subscriptions()
@@ -51,16 +51,16 @@ AS $$
         FOR UPDATE SKIP LOCKED
     );
     -- Only a subscription asks which messages of a removed topic are missing.
-    DELETE FROM messages._stream_gone AS g
+    DELETE FROM messages._removed_topic AS g
     WHERE g.topic IN (
-        SELECT o.topic FROM messages._stream_gone AS o
+        SELECT o.topic FROM messages._removed_topic AS o
         WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = o.topic)
         FOR UPDATE SKIP LOCKED
     )
 $$;
 
 COMMENT ON FUNCTION messages._delete_dead_subscriptions IS
-    'Delete subscriptions 30 days after they have timed out: until then a node that returns learns that it missed messages. Also forget removed topics that have no subscription. Skips locked rows.';
+    'Delete subscriptions 30 days after they have expired: until then a node that returns learns that it missed messages. Also delete the rows of removed topics that have no subscription. Skips locked rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._unused_topics()
@@ -90,7 +90,7 @@ BEGIN
         RETURN;
     END IF;
     BEGIN
-        LOCK TABLE messages._gate, psqlmessages_membership IN ROW SHARE MODE NOWAIT;
+        LOCK TABLE messages._rules_lock, psqlmessages_membership IN ROW SHARE MODE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
         -- A change of rules holds the rules lock, and may name one of the topics. Or the memberships are locked, and
         -- DELETE would wait when it checks their foreign key.
@@ -107,16 +107,16 @@ BEGIN
     WITH behind AS (
         SELECT s.id FROM psqlmessages_subscription AS s
         JOIN psqlmessages_topic AS t ON t.name = s.topic
-        JOIN messages._stream_last AS l ON l.topic_id = t.id
+        JOIN messages._last_removed_message AS l ON l.topic_id = t.id
         WHERE t.id = ANY (v_topics) AND s.position < l.id
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
     UPDATE psqlmessages_subscription AS s SET is_recovered = false WHERE s.id IN (SELECT b.id FROM behind AS b);
-    INSERT INTO messages._stream_gone AS g (topic, id)
-    SELECT t.name, l.id FROM psqlmessages_topic AS t JOIN messages._stream_last AS l ON l.topic_id = t.id
+    INSERT INTO messages._removed_topic AS g (topic, id)
+    SELECT t.name, l.id FROM psqlmessages_topic AS t JOIN messages._last_removed_message AS l ON l.topic_id = t.id
     WHERE t.id = ANY (v_topics) AND EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = t.name)
     ON CONFLICT (topic) DO UPDATE SET id = greatest(g.id, excluded.id);
-    DELETE FROM messages._stream_last AS l WHERE l.topic_id = ANY (v_topics);
+    DELETE FROM messages._last_removed_message AS l WHERE l.topic_id = ANY (v_topics);
     DELETE FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics);
 END
 $$;
@@ -358,7 +358,7 @@ BEGIN
         RETURN false;
     END IF;
     EXECUTE format(
-        'INSERT INTO messages._stream_last AS l (topic_id, id, published_at)'
+        'INSERT INTO messages._last_removed_message AS l (topic_id, id, published_at)'
         ' SELECT t.id, m.id, m.published_at FROM psqlmessages_topic AS t'
         ' CROSS JOIN LATERAL ('
         '     SELECT r.id, r.published_at FROM %s AS r'
@@ -417,11 +417,10 @@ DECLARE
     v_stream messages._stream;
     v_truncated int;
 BEGIN
-    -- tended_at: when housekeeping last wrote. A time in the future was stored before the clock was set back. Tests stop
-    -- housekeeping with infinity.
+    -- A time in the future was stored before the clock was set back. Tests stop housekeeping with infinity.
     SELECT * INTO v_stream FROM messages._stream AS s
-    WHERE s.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
-      AND s.tended_at < 'infinity'
+    WHERE s.maintained_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
+      AND s.maintained_at < 'infinity'
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
@@ -431,12 +430,12 @@ BEGIN
     PERFORM messages._switch_stream_partition('10 seconds', 0.5);
     v_truncated := messages._empty_old_partitions();
     IF v_truncated > 0
-        OR v_stream.cleared_at NOT BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
+        OR v_stream.garbage_removed_at NOT BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
     THEN
         PERFORM messages._delete_unused_topics();
         PERFORM messages._delete_dead_subscriptions();
         PERFORM messages._delete_expired_staged_rows();
-        UPDATE messages._stream SET cleared_at = clock_timestamp();
+        UPDATE messages._stream SET garbage_removed_at = clock_timestamp();
     END IF;
     RETURN v_truncated;
 END
@@ -457,7 +456,7 @@ BEGIN
             WHERE NOT s.is_alive AND s.pinged_at + make_interval(days => 30, secs => s.timeout) <= clock_timestamp()
         )
         OR EXISTS (
-            SELECT FROM messages._stream_gone AS g
+            SELECT FROM messages._removed_topic AS g
             WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = g.topic)
         )
         OR messages._has_expired_staged_rows();
@@ -478,7 +477,7 @@ DECLARE
     v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_stream FROM messages._stream;
-    v_last_check := messages._last_check('messages._streams_checked', v_stream.tended_at);
+    v_last_check := messages._last_checked_at('messages._streams_checked', v_stream.maintained_at);
     -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
     IF v_last_check = 'infinity' OR v_last_check BETWEEN v_now - interval '1 second' AND v_now THEN
@@ -487,7 +486,7 @@ BEGIN
     -- Times in the future were stored before the clock was set back: housekeeping corrects them.
     IF v_last_check NOT BETWEEN v_now - interval '10 seconds' AND v_now
         OR v_stream.switched_at > v_now
-        OR v_stream.cleared_at > v_now
+        OR v_stream.garbage_removed_at > v_now
         OR EXISTS (
             SELECT FROM psqlmessages_subscription AS s
             WHERE s.pinged_at > v_now + interval '10 seconds'
@@ -505,7 +504,7 @@ BEGIN
     THEN
         RETURN true;
     END IF;
-    PERFORM messages._record_check('messages._streams_checked', v_stream.tended_at, v_now);
+    PERFORM messages._store_check('messages._streams_checked', v_stream.maintained_at, v_now);
     RETURN false;
 END
 $$;

@@ -133,8 +133,8 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT coalesce(greatest(
-        (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _last_removed_id.topic_id),
-        (SELECT g.id FROM messages._stream_gone AS g WHERE g.topic = _last_removed_id.topic)
+        (SELECT l.id FROM messages._last_removed_message AS l WHERE l.topic_id = _last_removed_id.topic_id),
+        (SELECT g.id FROM messages._removed_topic AS g WHERE g.topic = _last_removed_id.topic)
     ), 0)
 $$;
 
@@ -235,7 +235,8 @@ BEGIN
     CROSS JOIN LATERAL messages._last_removed_id(t.id, t.name) AS r (id);
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
-        '{"Err":"0","Cluster":' || to_json(messages._database_identity()) || ',"Topics":[' || coalesce(v_answer, '') || ']}'
+        '{"Err":"0","Cluster":' || to_json(messages._database_identity())
+        || ',"Topics":[' || coalesce(v_answer, '') || ']}'
     )::json;
 END
 $$;
@@ -325,7 +326,8 @@ COMMENT ON FUNCTION messages.subscribe_from IS
 
 
 CREATE OR REPLACE VIEW messages.stored_rows AS
-SELECT m.id, ''::text COLLATE "C" AS topic, m.sender::text AS sender, m.payload AS body, m.enc, NULL::text AS headers, m.published_at
+SELECT m.id, ''::text COLLATE "C" AS topic, m.sender::text AS sender, m.payload AS body, m.enc, NULL::text AS headers,
+       m.published_at
 FROM psqlmessages_streammessage AS m;
 
 COMMENT ON VIEW messages.stored_rows IS
@@ -369,8 +371,8 @@ RETURNS SETOF messages.stored_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order. The partitions are never analyzed; with a parallel scan, 50,000 rows took 230 ms instead of 7
--- ms.
+-- Read in index order. The partitions are never analyzed: 50,000 rows took 230 ms by a parallel scan, and 7 ms in index
+-- order.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off

@@ -294,7 +294,7 @@ DECLARE
     v_now float8 := date_part('epoch', clock_timestamp());
 BEGIN
     -- A later time was stored before the clock was set back. New changes of rules are not delayed.
-    RETURN coalesce(pg_sequence_last_value('messages._rechecks_rest_until') BETWEEN v_now AND v_now + 2, false)
+    RETURN coalesce(pg_sequence_last_value('messages._rechecks_paused_until') BETWEEN v_now AND v_now + 2, false)
         AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL);
 END
 $$;
@@ -345,7 +345,7 @@ BEGIN
     v_topics := ARRAY(
         SELECT u.topic_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.topic_id IS NOT NULL
         UNION
-        -- A node may have begun to observe a new topic before others could see it.
+        -- A topic may lack a node that began to observe it while it was being created.
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = ANY (v_topic_names)
     );
     IF NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_rechecks) AND r.idents IS NULL) THEN
@@ -368,7 +368,7 @@ BEGIN
     -- Checks of many nodes would slow down all sessions, so pause them. setval is not rolled back, so the caller's
     -- transaction must not fail.
     IF is_commit AND cardinality(v_nodes) > 100 THEN
-        PERFORM setval('messages._rechecks_rest_until', date_part('epoch', clock_timestamp())::bigint + 1);
+        PERFORM setval('messages._rechecks_paused_until', date_part('epoch', clock_timestamp())::bigint + 1);
     END IF;
     SELECT * INTO v_result FROM messages._apply_revocations(v_nodes, v_topics, '{}');
     PERFORM messages._refresh_membership_timeouts(v_nodes);
@@ -384,7 +384,7 @@ BEGIN
           AND coalesce(d.queue_id <> ALL (v_locked_queues), true)
         FOR UPDATE SKIP LOCKED
     ));
-    -- Done are those for which no transaction runs any longer that may have read the old rules.
+    -- The checks of a row are done when no transaction runs that may have read the old rules.
     v_done := ARRAY(
         SELECT d.id FROM messages._recheck AS d
         WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
@@ -408,7 +408,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._finish_rule_changes IS
-    'Finish changes of rules: update the rows listed in _unfinished, and check the nodes of _recheck again as long as a transaction may run that has read the old rules. Works even if another transaction has locked rows of these two tables. is_commit: the transaction is committing and nothing can delay it; then many nodes are not checked again for a second. Returns the number of events. Never waits.';
+    'Finish changes of rules: update the rows listed in _unfinished, and check the nodes of _recheck again as long as a transaction may run that has read the old rules. Works even if another transaction has locked rows of these two tables. is_commit: whether this is the commit of a transaction that nothing can delay; then more than 100 nodes are not checked again for a second. Returns the number of events. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._mark_rules_applied_if_finished()
@@ -452,6 +452,7 @@ $$;
 
 COMMENT ON FUNCTION messages._rules_have_work IS
     'Whether _apply_role_membership_changes has anything to do.';
+
 
 CREATE OR REPLACE FUNCTION messages._try_create_topics(
     names text[]
@@ -538,7 +539,9 @@ BEGIN
     END IF;
     PERFORM messages._record_unfinished(NULL, NULL, v_locked_queues);
     -- Without the rules lock, or in an older snapshot, other nodes and members may exist that are not visible here.
-    IF NOT v_are_created OR NOT messages._holds_rules_lock() OR current_setting('transaction_isolation') <> 'read committed' THEN
+    IF NOT v_are_created OR NOT messages._holds_rules_lock()
+        OR current_setting('transaction_isolation') <> 'read committed'
+    THEN
         INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
 END

@@ -41,7 +41,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._open_transactions IS
-    'The transactions in this database that hold locks on our tables, oldest first. transaction: the virtual transaction id; prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for the transaction. PostgreSQL shows state, began_at and query only to members of its role or of pg_read_all_stats.';
+    'The transactions in this database that hold locks on our tables, oldest first. pid: null for a prepared transaction; transaction: the virtual transaction id; prepared: the name for ROLLBACK PREPARED, or null; waiting: the number of processes that wait for the transaction. PostgreSQL shows state, began_at and query only to members of its role or of pg_read_all_stats.';
 
 
 CREATE OR REPLACE FUNCTION messages._terminate(

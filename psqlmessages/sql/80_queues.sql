@@ -26,15 +26,16 @@ BEGIN
 END
 $$;
 
--- When housekeeping last maintained queues, and the last id in psqlmessages_queuecount when it summed up the counts.
+-- maintained_at: the last housekeeping of queues that wrote. counted_id: the last id in psqlmessages_queuecount when
+-- housekeeping summed up the counts. is_clock_back: whether elements may still wait for times that were set before the
+-- clock was set back.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
-    tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
+    maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
     counted_id bigint NOT NULL DEFAULT 0,
+    is_clock_back boolean NOT NULL DEFAULT false,
     CONSTRAINT queues_has_one_row CHECK (id)
 );
--- Whether elements may still wait for times that were set before the clock was set back.
-ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT NULL DEFAULT false;
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- The time from which readers of a queue search the index for elements: none becomes available before start_at. Without
@@ -157,9 +158,11 @@ BEGIN
         IF v_queue.is_removed THEN
             -- Skip a locked row: a removed queue with elements works as any other.
             UPDATE psqlmessages_queue AS q SET is_removed = false
-            WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
+            WHERE q.id = (
+                SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED
+            );
         END IF;
-        -- A transaction that creates the queue holds this lock. Until its commit the queue is empty for others.
+        -- A transaction that creates the queue holds this lock. Until its commit the queue is empty for other sessions.
         EXIT WHEN v_queue.id IS NOT NULL
             OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_get_or_create_queue.name)) AND NOT may_wait;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)
@@ -173,7 +176,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._get_or_create_queue IS
-    'The queue with this name, created if it does not exist or was removed. If another transaction is creating it, wait; if not may_wait, return null.';
+    'The queue with this name, created if it does not exist or was removed. may_wait: whether to wait if another transaction is creating the queue; if false, return null then.';
 
 
 CREATE OR REPLACE FUNCTION messages._existing_queue(
@@ -555,4 +558,4 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._to_interval IS
-    'A number of seconds as an interval; null (an error of the caller) if it is not from 0 to 1,000,000,000.';
+    'A number of seconds as an interval; null if it is not from 0 to 1,000,000,000.';

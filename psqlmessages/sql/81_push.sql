@@ -181,7 +181,9 @@ BEGIN
             SELECT array_agg(s.id), count(*) INTO ids, v_puts FROM stored AS s;
         END IF;
         IF v_puts > 0 THEN
-            PERFORM messages._reset_scan_start(v_queue.id, CASE WHEN mature < clock_timestamp() THEN '-infinity' ELSE v_mature END);
+            PERFORM messages._reset_scan_start(
+                v_queue.id, CASE WHEN mature < clock_timestamp() THEN '-infinity' ELSE v_mature END
+            );
             PERFORM messages._add_queue_counts(v_queue.id, puts => v_puts);
             PERFORM messages._notify_waiting_readers(v_queue);
         END IF;
@@ -196,7 +198,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push IS
-    'Body of push and push_many. Returns the ids, negative if the key was pushed before, or the error.';
+    'The implementation of push and push_many. Returns the ids of the elements, negative if the key was pushed before, or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.push(

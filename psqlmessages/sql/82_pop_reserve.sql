@@ -76,7 +76,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._dead_letter_expired_leases IS
-    'Move elements to the dead-letter queue if their lease has expired in the last try. Returns their number.';
+    'Move elements, at most 1,000, to the dead-letter queue if their lease has expired in the last try. Returns their number.';
 
 
 CREATE OR REPLACE FUNCTION messages._validated_queue(

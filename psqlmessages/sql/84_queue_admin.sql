@@ -1,45 +1,5 @@
 -- Queue administration: pause, settings, removal, sizes, waiting for elements, housekeeping, redrive of dead letters.
 
-CREATE OR REPLACE FUNCTION messages.remove(
-    client_id text,
-    queue text,
-    id bigint
-)
-RETURNS json
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-SET enable_seqscan = off
-SET jit = off
-AS $$
-DECLARE
-    v_queue_id bigint;
-BEGIN
-    PERFORM messages._log_command('remove', client_id, queue);
-    IF messages._may_use_queue(client_id, queue, 'RW') IS NOT TRUE THEN
-        RETURN messages._queue_error(client_id, queue, 'RW');
-    END IF;
-    DELETE FROM psqlmessages_element AS e
-    WHERE e.id = ANY (ARRAY(
-        SELECT l.id FROM psqlmessages_element AS l
-        WHERE l.id = remove.id
-          AND l.queue_id = (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue)
-          AND (l.lease IS NULL OR l.available_at <= clock_timestamp())
-        FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING e.queue_id INTO v_queue_id;
-    IF v_queue_id IS NULL THEN
-        RETURN '{"Err":"0","Done":false}';
-    END IF;
-    PERFORM messages._add_queue_counts(v_queue_id, removes => 1);
-    RETURN '{"Err":"0","Done":true}';
-END
-$$;
-
-COMMENT ON FUNCTION messages.remove IS
-    'Remove one element. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
-
-
 CREATE OR REPLACE FUNCTION messages._lock_unreserved_elements(
     queue_id bigint,
     ids bigint[]
@@ -59,6 +19,54 @@ COMMENT ON FUNCTION messages._lock_unreserved_elements IS
     'Lock these elements of a queue, except reserved and locked ones; return their ids.';
 
 
+CREATE OR REPLACE FUNCTION messages._remove_elements(
+    queue text,
+    ids bigint[]
+)
+RETURNS int
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_queue_id bigint := (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue);
+    v_ids bigint[] := messages._lock_unreserved_elements(v_queue_id, ids);
+BEGIN
+    DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids);
+    IF v_ids <> '{}' THEN
+        PERFORM messages._add_queue_counts(v_queue_id, removes => cardinality(v_ids));
+    END IF;
+    RETURN cardinality(v_ids);
+END
+$$;
+
+COMMENT ON FUNCTION messages._remove_elements IS
+    'Remove these elements of a queue, except reserved and locked ones, and return their number.';
+
+
+CREATE OR REPLACE FUNCTION messages.remove(
+    client_id text,
+    queue text,
+    id bigint
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    PERFORM messages._log_command('remove', client_id, queue);
+    IF messages._may_use_queue(client_id, queue, 'RW') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, queue, 'RW');
+    END IF;
+    RETURN ('{"Err":"0","Done":' || (messages._remove_elements(queue, ARRAY[id]) > 0) || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.remove IS
+    'Remove one element. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
+
+
 CREATE OR REPLACE FUNCTION messages.remove_elements(
     client_id text,
     queue text,
@@ -68,31 +76,58 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
-SET enable_seqscan = off
-SET jit = off
 AS $$
-DECLARE
-    v_queue_id bigint;
-    v_ids bigint[];
-    v_removed bigint;
 BEGIN
     PERFORM messages._log_command('remove_elements', client_id, queue);
     IF messages._may_use_queue(client_id, queue, 'A') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'A');
     END IF;
-    SELECT q.id INTO v_queue_id FROM psqlmessages_queue AS q WHERE q.name = queue;
-    v_ids := messages._lock_unreserved_elements(v_queue_id, ids);
-    DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids);
-    GET DIAGNOSTICS v_removed = ROW_COUNT;
-    IF v_removed > 0 THEN
-        PERFORM messages._add_queue_counts(v_queue_id, removes => v_removed);
-    END IF;
-    RETURN ('{"Err":"0","Removed":' || v_removed || '}')::json;
+    RETURN ('{"Err":"0","Removed":' || messages._remove_elements(queue, ids) || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.remove_elements IS
     'Remove elements by their ids. Removed: their number; reserved elements, those that a transaction has locked, and those of other queues stay. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages._move_elements(
+    source psqlmessages_queue,
+    destination psqlmessages_queue,
+    ids bigint[],
+    keeps_delays boolean
+)
+RETURNS int
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_ids bigint[] := messages._lock_unreserved_elements(source.id, ids);
+    v_now timestamp with time zone := clock_timestamp();
+BEGIN
+    UPDATE psqlmessages_element AS e
+    SET queue_id = destination.id, lease = NULL, tries = 0, wait_began_at = v_now,
+        mature_at = CASE WHEN keeps_delays THEN greatest(e.mature_at, v_now) ELSE v_now END,
+        available_at = CASE WHEN keeps_delays THEN greatest(e.available_at, v_now) ELSE v_now END,
+        headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[],
+        -- An exchange reads its source only, so a dead letter keeps its marks only on its way back.
+        delivered = CASE
+            WHEN destination.dead_letter_queue = source.name AND e.headers ->> 'x-dl-from-queue' = destination.name
+            THEN e.delivered
+        END
+    WHERE e.id = ANY (v_ids);
+    IF v_ids <> '{}' THEN
+        PERFORM messages._reset_scan_start(destination.id);
+        PERFORM messages._add_queue_counts(source.id, removes => cardinality(v_ids));
+        PERFORM messages._add_queue_counts(destination.id, puts => cardinality(v_ids));
+        PERFORM messages._notify_waiting_readers(destination);
+    END IF;
+    RETURN cardinality(v_ids);
+END
+$$;
+
+COMMENT ON FUNCTION messages._move_elements IS
+    'Move these elements of a queue, except reserved and locked ones, to another queue, and return their number. keeps_delays: whether delays continue; otherwise the elements are available now.';
 
 
 CREATE OR REPLACE FUNCTION messages.move_elements(
@@ -105,16 +140,11 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
-SET enable_seqscan = off
-SET jit = off
 AS $$
 DECLARE
     v_error json;
-    v_from_id bigint;
-    v_to psqlmessages_queue;
-    v_ids bigint[];
-    v_now timestamp with time zone := clock_timestamp();
-    v_moved bigint;
+    v_source psqlmessages_queue;
+    v_destination psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command('move_elements', client_id, queue);
     IF messages._may_use_queue(client_id, queue, 'A') IS NOT TRUE THEN
@@ -126,27 +156,10 @@ BEGIN
     ELSIF to_queue = queue THEN
         RETURN messages._error(63, 'to_queue', 'another queue than ' || queue || ' is needed');
     END IF;
-    SELECT q.id INTO v_from_id FROM psqlmessages_queue AS q WHERE q.name = queue;
+    SELECT * INTO v_source FROM psqlmessages_queue AS q WHERE q.name = queue;
     -- Before elements are locked, because this may wait.
-    v_to := messages._get_or_create_queue(to_queue);
-    v_ids := messages._lock_unreserved_elements(v_from_id, ids);
-    UPDATE psqlmessages_element AS e
-    SET queue_id = v_to.id, lease = NULL, tries = 0,
-        mature_at = greatest(e.mature_at, v_now), available_at = greatest(e.available_at, v_now), wait_began_at = v_now,
-        headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[],
-        -- An exchange reads its source only, so a dead letter keeps its marks only on its way back.
-        delivered = CASE
-            WHEN v_to.dead_letter_queue = queue AND e.headers ->> 'x-dl-from-queue' = to_queue THEN e.delivered
-        END
-    WHERE e.id = ANY (v_ids);
-    GET DIAGNOSTICS v_moved = ROW_COUNT;
-    IF v_moved > 0 THEN
-        PERFORM messages._reset_scan_start(v_to.id);
-        PERFORM messages._add_queue_counts(v_from_id, removes => v_moved);
-        PERFORM messages._add_queue_counts(v_to.id, puts => v_moved);
-        PERFORM messages._notify_waiting_readers(v_to);
-    END IF;
-    RETURN ('{"Err":"0","Moved":' || v_moved || '}')::json;
+    v_destination := messages._get_or_create_queue(to_queue);
+    RETURN ('{"Err":"0","Moved":' || messages._move_elements(v_source, v_destination, ids, true) || '}')::json;
 END
 $$;
 
@@ -212,7 +225,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._set_paused IS
-    'Body of pause and resume.';
+    'The implementation of pause and resume.';
 
 
 CREATE OR REPLACE FUNCTION messages.pause(
@@ -393,7 +406,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.drain IS
-    'Remove all available elements, even while the queue is paused. Removed: their number, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove all available elements, except those that a transaction has locked, even while the queue is paused. Removed: their number, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.sizes(
@@ -466,8 +479,10 @@ BEGIN
     END IF;
     v_queue := messages._get_or_create_queue(queue);
     -- A time more than 60 seconds ahead was stored before the clock was set back.
-    IF v_queue.awaited_until NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds' THEN
-        -- Skip the row if it is locked: a transaction of another reader does the same.
+    IF v_queue.awaited_until
+        NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds'
+    THEN
+        -- Skip the row if it is locked: another reader is setting the time.
         UPDATE psqlmessages_queue AS q SET awaited_until = clock_timestamp() + interval '60 seconds'
         WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.id = v_queue.id;
@@ -643,7 +658,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._remove_unused_queues IS
-    'Remove queues that a wait has made, perhaps for a mistyped name: they have never held an element and have default settings, and the last wait ended after since. Returns their number. Never waits for locks.';
+    'Remove queues that queue_listen has created, perhaps for a mistyped name: they have never held an element and have default settings, and the time of their last queue_listen ended after since. Returns their number. Never waits for locks.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_queues()
@@ -660,9 +675,9 @@ DECLARE
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was set back.
-    SELECT q.is_clock_back OR messages._last_check('messages._queues_checked', q.tended_at) > clock_timestamp()
+    SELECT q.is_clock_back OR messages._last_checked_at('messages._queues_checked', q.maintained_at) > clock_timestamp()
     INTO v_is_clock_back FROM messages._queues AS q
-    WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
+    WHERE q.maintained_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
@@ -671,7 +686,7 @@ BEGIN
         v_is_clock_back := messages._restart_waits();
     END IF;
     -- Store the time that was compared: the clock may change at any moment.
-    UPDATE messages._queues SET tended_at = v_now, is_clock_back = v_is_clock_back;
+    UPDATE messages._queues SET maintained_at = v_now, is_clock_back = v_is_clock_back;
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
@@ -695,7 +710,7 @@ BEGIN
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
-    -- Older ones are left to the command prune, so that this takes little time.
+    -- The command prune removes queues whose last wait ended earlier, so that this takes little time.
     PERFORM messages._remove_unused_queues(v_now - interval '1 hour');
     -- An element whose lease has expired is available again without an update, but after its last try a dead letter.
     FOR v_queue IN
@@ -729,7 +744,7 @@ DECLARE
     v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_queues FROM messages._queues;
-    v_last_check := messages._last_check('messages._queues_checked', v_queues.tended_at);
+    v_last_check := messages._last_checked_at('messages._queues_checked', v_queues.maintained_at);
     -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
     IF v_last_check BETWEEN v_now - interval '1 second' AND v_now THEN
@@ -753,7 +768,7 @@ BEGIN
     THEN
         RETURN true;
     END IF;
-    PERFORM messages._record_check('messages._queues_checked', v_queues.tended_at, v_now);
+    PERFORM messages._store_check('messages._queues_checked', v_queues.maintained_at, v_now);
     RETURN false;
 END
 $$;
@@ -788,7 +803,8 @@ BEGIN
     -- epoch, no session has the channel, unless a transaction reads it at this moment, which the rules lock prevents.
     v_all := ARRAY(
         SELECT q.id FROM psqlmessages_queue AS q
-        WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))
+        WHERE (queues IS NULL OR q.id = ANY (queues))
+          AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))
     );
     v_replaced := ARRAY(
         SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = ANY (v_all) ORDER BY l.id FOR NO KEY UPDATE SKIP LOCKED
@@ -813,39 +829,21 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_name text;
-    v_queue psqlmessages_queue;
-    v_moved int;
+    v_dead record;
     v_total int := 0;
 BEGIN
-    FOR v_name IN
-        SELECT DISTINCT e.headers ->> 'x-dl-from-queue' FROM psqlmessages_element AS e
+    FOR v_dead IN
+        SELECT d AS queue, f.name, array_agg(e.id) AS ids
+        FROM psqlmessages_element AS e
         JOIN psqlmessages_queue AS d ON d.id = e.queue_id
         JOIN psqlmessages_queue AS f ON f.name = e.headers ->> 'x-dl-from-queue'
         -- Any sender can write the header: trust it only if this is the dead-letter queue of the queue that it names.
-        WHERE e.id = ANY (ids) AND f.dead_letter_queue = d.name ORDER BY 1
+        WHERE e.id = ANY (ids) AND f.dead_letter_queue = d.name
+        GROUP BY d.id, f.name ORDER BY f.name
     LOOP
-        v_queue := messages._get_or_create_queue(v_name);
-        UPDATE psqlmessages_element AS e
-        SET queue_id = v_queue.id, lease = NULL, tries = 0,
-            mature_at = clock_timestamp(), available_at = clock_timestamp(), wait_began_at = clock_timestamp(),
-            headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[]
-        WHERE e.id = ANY (ARRAY(
-            SELECT l.id FROM psqlmessages_element AS l
-            WHERE l.id = ANY (ids) AND l.headers ->> 'x-dl-from-queue' = v_name
-              AND l.queue_id = (SELECT d.id FROM psqlmessages_queue AS d WHERE d.name = v_queue.dead_letter_queue)
-              AND (l.lease IS NULL OR l.available_at <= clock_timestamp())
-            ORDER BY l.id FOR UPDATE SKIP LOCKED
-        ));
-        GET DIAGNOSTICS v_moved = ROW_COUNT;
-        IF v_moved > 0 THEN
-            PERFORM messages._reset_scan_start(v_queue.id);
-            PERFORM messages._add_queue_counts(v_queue.id, puts => v_moved);
-            PERFORM messages._add_queue_counts(d.id, removes => v_moved) FROM psqlmessages_queue AS d
-            WHERE d.name = v_queue.dead_letter_queue;
-            PERFORM messages._notify_waiting_readers(v_queue);
-            v_total := v_total + v_moved;
-        END IF;
+        v_total := v_total + messages._move_elements(
+            v_dead.queue, messages._get_or_create_queue(v_dead.name), v_dead.ids, false
+        );
     END LOOP;
     RETURN v_total;
 END

@@ -72,7 +72,7 @@ SELECT 0::bigint AS ordinal, ''::text AS ref, e.id AS element_id, ''::text AS ma
 FROM psqlmessages_element AS e;
 
 COMMENT ON VIEW messages._copy_rows IS
-    'The row type of copies to deliver. ordinal: index in the arguments of deliver; ref: id or lease of the element; element_id: its id; mark: names the copy, so that it is pushed only once; queue: the destination, null in another database; the others: values that replace those of the element.';
+    'The row type of copies to deliver. ordinal: index in the arguments of deliver; ref: id or lease of the element; element_id: its id; mark: names the copy, so that it is pushed only once; queue: the destination, null if it is in another database; the other columns: values that replace those of the element, null to keep them.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_elements(
@@ -179,7 +179,7 @@ BEGIN
                    END,
                    coalesce(c.body, s.body)
             FROM (
-                -- Sort before the join with bodies, because sorting bodies takes longer than the rest.
+                -- Sort before the join with bodies, because sorting bodies takes longer than all other steps.
                 SELECT o.*, q.id AS queue_id FROM unnest(copies) AS o JOIN unnest(v_destinations) AS q ON q.name = o.queue
                 ORDER BY o.ordinal
             ) AS c
@@ -483,4 +483,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deliver_unchanged IS
-    'Deliver unchanged copies: remove the elements, and push the copies that earlier calls of deliver have not pushed, in order. destinations: the queues named in queues; copy_of, marks, queues: as in deliver. Returns the ids of the removed elements; the others were locked by another reader.';
+    'Deliver unchanged copies: remove the elements, and push the copies that earlier calls of deliver have not pushed, in order. destinations: the queues named in queues; copy_of, marks, queues: as in deliver. Returns the ids of the removed elements; other readers have taken or locked the missing ones.';

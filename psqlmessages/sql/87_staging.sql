@@ -20,14 +20,6 @@ CREATE TABLE IF NOT EXISTS messages.staged (
     )
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE messages.staged ALTER COLUMN bodies SET STORAGE EXTERNAL;
-DO $$
-BEGIN
-    -- Earlier versions made it UNLOGGED.
-    IF (SELECT c.relpersistence FROM pg_class AS c WHERE c.oid = 'messages.staged'::regclass) = 'u' THEN
-        ALTER TABLE messages.staged SET LOGGED;
-    END IF;
-END
-$$;
 CREATE INDEX IF NOT EXISTS staged_by_place ON messages.staged (staging, place);
 CREATE INDEX IF NOT EXISTS staged_by_age ON messages.staged USING brin (staged_at);
 
@@ -121,7 +113,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._staged_rows_error IS
-    'The error if the staged bodies are not row_count, or one is too large (64, 51); or null.';
+    'The error if the number of staged bodies is not row_count (64), or one of them is too large (51); or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._unstage(
@@ -287,7 +279,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_topic FROM messages._publish_route(topic);
+    SELECT * INTO v_topic FROM messages._publish_target(topic);
     -- Take the locks before drawing ids.
     PERFORM messages._begin_publishing(v_topic.id, v_topic.last_id, v_topic.secret);
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
@@ -305,7 +297,9 @@ BEGIN
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     PERFORM messages._check_row_count(v_rows, row_count);
     v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
-    PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
+    PERFORM messages._notify_subscribers(
+        topic, messages._current_subscriber_channels(topic, v_topic.subscriber_channels)
+    );
     -- A rule may have been removed while this call waited for another connection.
     v_error := messages._publish_error(client_id, topic);
     IF v_error IS NOT NULL THEN

@@ -86,8 +86,9 @@ COMMENT ON FUNCTION messages.publish(text, text, jsonb) IS
     'As publish with text, for a JSON value.';
 
 
--- A call of push with null or untyped values must match only the function with text, so the order of the parameters
--- matters: at each position that function has text, which PostgreSQL prefers, or all have the same type. For the same reason there are no overloads with arrays of jsonb: text[] and jsonb[] have one category.
+-- A call of push with null or untyped values must match only the function with text. So the order of the parameters
+-- matters: at each position that function has text, which PostgreSQL prefers, or all functions have the same type. No
+-- overload has arrays of jsonb, because PostgreSQL prefers none of text[] and jsonb[].
 CREATE OR REPLACE FUNCTION messages.push(
     client_id text,
     queue text,

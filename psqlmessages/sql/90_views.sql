@@ -47,24 +47,15 @@ AS $$
 BEGIN
     RETURN QUERY
     WITH live (session_id) AS MATERIALIZED (SELECT messages._live_sessions())
-    SELECT t.name::text,
-        ARRAY(
-            SELECT c.ident::text
-            FROM psqlmessages_membership AS m
-            JOIN psqlmessages_client AS c ON c.id = m.client_id
-            WHERE m.topic_id = t.id AND m.kind = 'notify'
-              AND c.session_id IN (SELECT live.session_id FROM live)
-            ORDER BY c.ident
-        ),
-        ARRAY(
-            SELECT c.ident::text
-            FROM psqlmessages_membership AS m
-            JOIN psqlmessages_client AS c ON c.id = m.client_id
-            WHERE m.topic_id = t.id AND m.kind = 'listen'
-              AND c.session_id IN (SELECT live.session_id FROM live)
-            ORDER BY c.ident
-        )
-    FROM messages._listed_topics(names, '{R,W,RW,O}') AS t;
+    SELECT t.name::text, coalesce(n.notifiers, '{}'), coalesce(n.listeners, '{}')
+    FROM messages._listed_topics(names, '{R,W,RW,O}') AS t
+    CROSS JOIN LATERAL (
+        SELECT array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'notify') AS notifiers,
+               array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'listen') AS listeners
+        FROM psqlmessages_membership AS m
+        JOIN psqlmessages_client AS c ON c.id = m.client_id
+        WHERE m.topic_id = t.id AND c.session_id IN (SELECT live.session_id FROM live)
+    ) AS n;
 END
 $$;
 
@@ -151,7 +142,7 @@ BEGIN
         greatest(
             (SELECT m.published_at FROM psqlmessages_streammessage AS m
              WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1),
-            (SELECT l.published_at FROM messages._stream_last AS l WHERE l.topic_id = t.id)
+            (SELECT l.published_at FROM messages._last_removed_message AS l WHERE l.topic_id = t.id)
         ),
         greatest(t.retention, n.relative_timeout),
         coalesce(n.subscriptions, 0)

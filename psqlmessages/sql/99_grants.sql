@@ -7,10 +7,10 @@ DECLARE
     v_alter text;
 BEGIN
     FOR v_alter IN
-        SELECT format('ALTER FUNCTION %s %s', p.oid::regprocedure, s.pins)
+        SELECT format('ALTER FUNCTION %s %s', p.oid::regprocedure, s.settings)
         FROM pg_catalog.pg_proc AS p
         CROSS JOIN (
-            SELECT string_agg(format('SET %I = off', g.name), ' ') AS pins
+            SELECT string_agg(format('SET %I = off', g.name), ' ') AS settings
             FROM pg_catalog.pg_settings AS g
             WHERE g.name IN (
                 'trace_notify', 'trace_sort', 'debug_print_raw_parse', 'debug_print_parse', 'debug_print_rewritten',

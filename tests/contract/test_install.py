@@ -29,7 +29,7 @@ KEPT_ROWS = """
     SELECT ARRAY[
         (SELECT s::text FROM messages._secret AS s),
         (SELECT s::text FROM messages._settings AS s),
-        (SELECT g::text FROM messages._gate AS g),
+        (SELECT g::text FROM messages._rules_lock AS g),
         (SELECT last_value::text FROM messages._message_id)
     ]
 """
@@ -71,7 +71,8 @@ LEFTOVERS = {
         DROP FUNCTION messages.evaluate();
         CREATE FUNCTION messages.evaluate() RETURNS int LANGUAGE sql AS 'SELECT 1'
     """,
-    "another name of a column": "ALTER TABLE messages._evaluation RENAME xact TO pid",
+    "another name of a column": "ALTER TABLE messages._queues RENAME maintained_at TO tended_at",
+    "another name of a table": "ALTER TABLE messages._removed_topic RENAME TO _stream_gone",
     "another view": """
         DROP VIEW messages.errors CASCADE;
         CREATE VIEW messages.errors AS SELECT 1 AS one;

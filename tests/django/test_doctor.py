@@ -130,8 +130,8 @@ def test_prune_removes_queues_of_long_ago_that_were_never_used(shop: World, caps
 
 def test_prune_removes_stream_messages(shop: World, examined: RunCheck, changed: Changed, capsys):
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
-    held = "UPDATE messages._stream SET tended_at = 'infinity'"
-    neglected = "UPDATE messages._stream SET tended_at = now() - interval '1 h'"
+    held = "UPDATE messages._stream SET maintained_at = 'infinity'"
+    neglected = "UPDATE messages._stream SET maintained_at = now() - interval '1 h'"
     changed(held, neglected)
     program = shop.program("user1")
     program.ok("subscribe", "B", "STREAM", 60)

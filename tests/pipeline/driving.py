@@ -96,7 +96,7 @@ class Source:
         self.world, self.dsn_file = world, dsn_file("user2")
         self.owner = world.owner
         world.rules(*(rule.format(kind) for rule in RULES for kind in ("Topic", "Queue")))
-        self.owner.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+        self.owner.execute("UPDATE messages._stream SET maintained_at = 'infinity'")
         self.keep("T")
         self.sender = world.program("user1")
         self._queries: list[Query] = []
@@ -135,7 +135,7 @@ class Source:
     def close(self) -> None:
         for query in self._queries:
             query.stop()
-        self.owner.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
+        self.owner.execute("UPDATE messages._stream SET maintained_at = clock_timestamp()")
 
 
 @contextmanager

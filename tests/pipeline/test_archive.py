@@ -315,7 +315,7 @@ def test_gaps_fail_unless_allowed(world: World, published: list[Any], run: Calla
     gone = world.owner.query("SELECT max(id) FROM messages.stored")
     world.execute("DELETE FROM psqlmessages_streammessage")
     world.execute(
-        "INSERT INTO messages._stream_last SELECT id, %s, now() FROM psqlmessages_topic"
+        "INSERT INTO messages._last_removed_message SELECT id, %s, now() FROM psqlmessages_topic"
         " WHERE name = %s ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id",
         [gone, TOPIC],
     )

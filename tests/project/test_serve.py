@@ -83,7 +83,7 @@ def test_it_prepares_its_objects_once(world: World, transactional_db: None, tmp_
     assert sorted(map(" ".join, Auth.objects.values_list("ident", "dest", "mode"))) == [
         "chat/* DEMO.CHAT RW",
         "demo.desk demo.audit R", "demo.desk demo.eu R", "demo.shop demo.orders W",
-        "example.monitor.* * O",
+        "example * A", "example.monitor.* * O",
         "exchange.demo.again demo.orders W", "exchange.demo.again demo.slow R",
         "exchange.demo.sort demo.audit W", "exchange.demo.sort demo.eu W",
         "exchange.demo.sort demo.orders R", "exchange.demo.sort demo.slow W",

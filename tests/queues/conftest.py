@@ -86,7 +86,7 @@ class Queue:
 
     def tend(self) -> int:
         """Do the housekeeping of commits."""
-        self.world.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+        self.world.execute("UPDATE messages._queues SET maintained_at = 'epoch'")
         return self.world.owner.query("SELECT messages._maintain_queues()")
 
     def wait(self, program: Program | None = None, queue: str = "Q") -> dict[str, Any]:

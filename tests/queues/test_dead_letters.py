@@ -81,7 +81,7 @@ def test_housekeeping_works_after_the_clock_was_set_back(queue: Queue, world: Wo
     queue.push("a")
     queue.lease(duration=10)
     queue.age(11)
-    world.owner.connection.execute("UPDATE messages._queues SET tended_at = now() + interval '1 h'")
+    world.owner.connection.execute("UPDATE messages._queues SET maintained_at = now() + '1 h'")
     assert world.owner.query("SELECT messages._maintain_queues()") == 1
 
 

@@ -108,6 +108,6 @@ def test_housekeeping_reads_few_rows(full: World, program: Program):
     owner = full.owner
     owner.connection.execute("UPDATE psqlmessages_queue SET max_tries = 3")
     with owner.connection.transaction(force_rollback=True):
-        owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+        owner.connection.execute("UPDATE messages._queues SET maintained_at = 'epoch'")
         with at_most(owner, 50, "tending"):
             owner.query("SELECT messages._maintain_queues()")

@@ -54,10 +54,10 @@ class Loader:
 def loader(world: World) -> Iterator[Loader]:
     """A writer with its rights; nothing was staged or committed before, nothing is removed."""
     world.execute("TRUNCATE messages.staged, messages._batch")
-    world.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+    world.execute("UPDATE messages._stream SET maintained_at = 'infinity'")
     world.rules("user1 LOAD Topic T W 10", "user1 LOAD Queue Q W 1", "user2 SUB Topic T R 10")
     yield Loader(world)
-    world.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
+    world.execute("UPDATE messages._stream SET maintained_at = clock_timestamp()")
 
 
 BOTH = pytest.mark.parametrize("kind", ["publish", "push"])

@@ -32,8 +32,8 @@ MANY = 40
 ROOM = 64 * 1024
 # With autovacuum, the counts would depend on the time.
 SETTINGS = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
-NOTHING_IS_EMPTIED = "UPDATE messages._stream SET tended_at = 'infinity'"
-TABLES_ARE_DUE = "UPDATE messages._stream SET tended_at = '-infinity', switched_at = '-infinity'"
+NOTHING_IS_EMPTIED = "UPDATE messages._stream SET maintained_at = 'infinity'"
+TABLES_ARE_DUE = "UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'"
 REFUSALS = (psycopg.Error, MessagesError)
 
 

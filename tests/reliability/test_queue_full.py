@@ -223,7 +223,7 @@ def test_housekeeping_at_a_commit_fails_no_commit_while_it_is_full(world: World,
         # Housekeeping moves a dead letter, and later evaluates a new group member.
         for change in ("SELECT 1", "GRANT team TO user2"):
             world.superuser().connection.execute(change)
-            world.owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
+            world.owner.connection.execute("UPDATE messages._queues SET maintained_at = 'epoch'")
             sender.query("SELECT set_config('messages.housekeeping_at', '', false)")
             sender.ok("push", "SENDER", "Q", "y")
     world.superuser().connection.execute("REVOKE team FROM user2")

@@ -204,10 +204,11 @@ REMOVED = {
     "0003_sql": {"psqlmessages_webidentity"},
     "0002_queues": {
         "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
-        "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
-        "messages._rules", "messages._recheck", "messages._unfinished", "messages._queues",
-        "messages._role_memberships", "messages._stream", "messages._stream_last",
-        "messages._stream_gone", "messages._clock_gap", "messages._scan_start",
+        "messages._secret", "messages._settings", "messages._rules_lock", "messages._rules",
+        "messages._housekeeping_request", "messages._recheck", "messages._unfinished",
+        "messages._queues", "messages._role_memberships", "messages._stream",
+        "messages._last_removed_message", "messages._removed_topic", "messages._clock_gap",
+        "messages._scan_start",
     },
     "0001_initial": {
         "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",

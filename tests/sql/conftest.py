@@ -200,19 +200,19 @@ class World:
         self.owner = self.program()
         # A program of the test before may still end its nodes: take locks in the same order.
         self.owner.connection.execute(
-            "LOCK TABLE messages._gate, psqlmessages_session IN EXCLUSIVE MODE;"
+            "LOCK TABLE messages._rules_lock, psqlmessages_session IN EXCLUSIVE MODE;"
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
-        for name in "stream_last", "recheck", "unfinished", "batch":
+        for name in "last_removed_message", "recheck", "unfinished", "batch":
             self.execute(f"DELETE FROM messages._{name}")
         # The time since the last test is no jump of the clock. Large ids would slow down Spark,
         # which looks through all ids from one message to the next.
         self.owner.connection.execute(
             "DELETE FROM messages._clock_gap;"
-            "UPDATE messages._stream SET tended_at = clock_timestamp();"
+            "UPDATE messages._stream SET maintained_at = clock_timestamp();"
             "SELECT setval('messages._stream_id', 1)"
             " WHERE pg_sequence_last_value('messages._stream_id') > 1000000000;"
-            "SELECT setval('messages._rechecks_rest_until', 1)"
+            "SELECT setval('messages._rechecks_paused_until', 1)"
         )
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):

@@ -15,8 +15,8 @@ RULES = (
     "user2 VICTIM Topic T RW 5",
 )  # fmt: skip
 PUSH = "push", "A", "Q", "x"
-DUE = "UPDATE messages._{} SET tended_at = 'epoch'"
-IS_TENDED = "SELECT tended_at > 'epoch' FROM messages._{}"
+DUE = "UPDATE messages._{} SET maintained_at = 'epoch'"
+IS_TENDED = "SELECT maintained_at > 'epoch' FROM messages._{}"
 
 
 @pytest.fixture
@@ -97,17 +97,17 @@ def test_a_name_returns_while_a_topic_of_its_dead_session_is_held(world: World):
 
 def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(world: World):
     # Else the commit that publishes may remove what nobody needs, and the topic.
-    world.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+    world.execute("UPDATE messages._stream SET maintained_at = 'infinity'")
     caller(world).ok("publish", "A", "PARCELS.1", "x")
     world.execute("TRUNCATE psqlmessages_streammessage")
     for table in "stream", "queues":
         world.execute(DUE.format(table))
-    world.execute("UPDATE messages._stream SET cleared_at = 'epoch'")
+    world.execute("UPDATE messages._stream SET garbage_removed_at = 'epoch'")
     is_there = "SELECT EXISTS (SELECT FROM psqlmessages_topic WHERE name = 'PARCELS.1')"
     with held(world, "LOCK TABLE psqlmessages_membership IN EXCLUSIVE MODE"):
         caller(world).ok(*PUSH)
         assert world.owner.query(is_there)
-    world.execute("UPDATE messages._stream SET cleared_at = 'epoch', tended_at = 'epoch'")
+    world.execute(DUE.format("stream") + ", garbage_removed_at = 'epoch'")
     caller(world).ok(*PUSH)
     assert not world.owner.query(is_there)
 
@@ -130,7 +130,7 @@ def test_a_locked_row_delays_no_other_housekeeping(world: World):
 )
 def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(world: World, begin: str):
     caller(world).ok(*PUSH, None, None, None, None, 0, "key")
-    world.execute("UPDATE messages._queues SET tended_at = now() - interval '5 s'")
+    world.execute("UPDATE messages._queues SET maintained_at = now() - interval '5 s'")
     holder = world.program("user2")
     holder.execute(begin)
     # Its snapshot.

@@ -176,7 +176,7 @@ def make_shadow_tables(world: World, program: Program, role: str) -> None:
     )
     program.execute("CREATE TEMP TABLE pg_roles (rolname name, oid oid)")
     program.execute("CREATE TEMP TABLE pg_locks (objid oid)")
-    program.execute("CREATE TEMP TABLE _gate (id boolean)")
+    program.execute("CREATE TEMP TABLE _rules_lock (id boolean)")
 
 
 def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str):

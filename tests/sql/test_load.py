@@ -29,7 +29,7 @@ DELETE = "DELETE FROM messages.auth WHERE ident = %s AND dest = %s"
 TOPICS_READ = """
     SELECT json_agg(json_build_array(name, listeners, subscriptions, ARRAY(
         SELECT c FROM unnest(channels) AS c ORDER BY c
-    ), ARRAY(SELECT w FROM unnest(wakes) AS w ORDER BY w)) ORDER BY name)
+    ), ARRAY(SELECT w FROM unnest(subscriber_channels) AS w ORDER BY w)) ORDER BY name)
     FROM psqlmessages_topic
 """
 REBUILD = "SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))"

@@ -14,7 +14,10 @@ __all__ = ["new_role", "world"]
 STORED = "SELECT array_agg(payload ORDER BY id) FROM psqlmessages_streammessage"
 TOPICS = "SELECT array_agg(name::text ORDER BY name) FROM psqlmessages_topic"
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-DUE = "UPDATE messages._stream SET tended_at = 'epoch', cleared_at = 'epoch', switched_at = 'epoch'"
+DUE = (
+    "UPDATE messages._stream"
+    " SET maintained_at = 'epoch', garbage_removed_at = 'epoch', switched_at = 'epoch'"
+)
 
 
 class Stream:
@@ -105,13 +108,13 @@ class Stream:
 def stream(world: World) -> Iterator[Stream]:
     """A publisher, and a subscriber without a subscription; there is no automatic removal."""
     owner = world.owner.connection
-    owner.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+    owner.execute("UPDATE messages._stream SET maintained_at = 'infinity'")
     yield Stream(world)
     for (name,) in world.watcher.connection.execute(PREPARED).fetchall():
         world.watcher.connection.execute(f"ROLLBACK PREPARED '{name}'")
     owner.execute("ROLLBACK")
     owner.execute("UPDATE psqlmessages_topic SET retention = 0")
-    owner.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
+    owner.execute("UPDATE messages._stream SET maintained_at = clock_timestamp()")
 
 
 def register(program: Program, ident: str) -> Program:

@@ -42,7 +42,7 @@ TRICKS: dict[str, tuple[str, ...]] = {
     "SET CONSTRAINTS": ("BEGIN", CALLED, "SET CONSTRAINTS ALL IMMEDIATE"),
     "a comment inside": ("BEGIN", CALLED, "SET/**/CONSTRAINTS ALL IMMEDIATE"),
     "a comment in front": (
-        "BEGIN", CALLED, f"/*{'x' * 2000}*/ SET CONSTRAINTS messages.evaluate_at_commit IMMEDIATE",
+        "BEGIN", CALLED, f"/*{'x' * 2000}*/ SET CONSTRAINTS messages.run_housekeeping IMMEDIATE",
     ),
     "all in one string": (f"BEGIN; {CALLED}; SET/**/CONSTRAINTS ALL IMMEDIATE; SELECT {WAIT}",),
     "constraints set before": ("BEGIN", "SET CONSTRAINTS ALL IMMEDIATE", CALLED),
@@ -168,7 +168,9 @@ class Calls:
         self.victim.ok("publish", "V", "T", "old")
         self.victim.got("V", "T")
         self.world.kill(self.node)
-        self.world.execute("UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'")
+        self.world.execute(
+            "UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'"
+        )
 
     def make(self) -> None:
         """Make all calls, to an own topic and queue and to shared ones."""

@@ -58,7 +58,7 @@ def test_an_hour_without_any_call_counts_for_nothing_ten_times(stream: Stream, k
         stream.age(3600)
         stream.age_messages(3600)
         stream.execute(
-            "UPDATE messages._stream SET tended_at = clock_timestamp() - interval '1 hour';"
+            "UPDATE messages._stream SET maintained_at = clock_timestamp() - interval '1 hour';"
             "UPDATE messages._clock_gap"
             " SET began_at = began_at - interval '1 hour', ended_at = ended_at - interval '1 hour'"
         )
@@ -175,7 +175,7 @@ def test_any_call_runs_housekeeping(stream: Stream):
         program.query("SELECT set_config('messages.housekeeping_at', '', false)")
         program.call(function, *arguments)
         found[function] = stream.query(dead)
-        stream.execute("UPDATE messages._stream SET tended_at = 'infinity'")
+        stream.execute("UPDATE messages._stream SET maintained_at = 'infinity'")
     assert [name for name, idents in found.items() if "SUB2" not in (idents or [])] == []
 
 
@@ -184,12 +184,12 @@ def test_it_happens_at_most_once_a_second(stream: Stream):
     tended = []
     for _ in range(20):
         stream.publisher.ok("evaluate")
-        tended.append(stream.query("SELECT tended_at FROM messages._stream"))
+        tended.append(stream.query("SELECT maintained_at FROM messages._stream"))
     pauses = [later - earlier for earlier, later in pairwise(tended) if later != earlier]
     assert min(pauses, default=timedelta(seconds=1)) >= timedelta(seconds=1)
 
 
-@pytest.mark.parametrize("noted", ["tended_at", "switched_at", "cleared_at"])
+@pytest.mark.parametrize("noted", ["maintained_at", "switched_at", "garbage_removed_at"])
 def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str):
     stream.publish("x", topic="NEW.1")
     stream.got(topic="NEW.1")

@@ -61,7 +61,7 @@ def full(server: TestedServer, request) -> Iterator[World]:
     world = World(server)
     try:
         # Nothing is tended meanwhile.
-        world.execute("UPDATE messages._stream SET slot = 2, tended_at = 'infinity'")
+        world.execute("UPDATE messages._stream SET slot = 2, maintained_at = 'infinity'")
         world.rules("user1 N7 Topic T888 RW 5")
         for statement in BULK:
             values = {"topics": TOPICS, "messages": request.param}
@@ -69,8 +69,8 @@ def full(server: TestedServer, request) -> Iterator[World]:
         yield world
     finally:
         tables = ", ".join(f"psqlmessages_{name}" for name in (*TABLES, "streammessage"))
-        world.execute(f"TRUNCATE {tables}, messages._stream_last")
-        world.execute("UPDATE messages._stream SET slot = 0, tended_at = now()")
+        world.execute(f"TRUNCATE {tables}, messages._last_removed_message")
+        world.execute("UPDATE messages._stream SET slot = 0, maintained_at = now()")
         world.execute("ANALYZE")
         world.close()
 

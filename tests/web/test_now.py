@@ -99,7 +99,7 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      "1 element found no route", "/monitor/queues/__no_route__/", "selectors"),
     (lambda world: push(world, HOSTILE, 7), r"waiting:<b>\u202ex", "error",
      r"<b>\u202ex\u2069\u2069” has waited for 7 min: no",
-     "/monitor/queues/%3Cb%3E%E2%80%AEx/", "psqlmessages run NODE"),
+     "/monitor/queues/%3Cb%3E%E2%80%AEx/", "Start the program that takes"),
     (lambda world: push(world, "jobs", 7, awaited_until=timezone.now() + timedelta(hours=1)),
      "waiting:jobs", "warning", "the consumers are too slow",
      "/monitor/queues/jobs/", "more consumers"),

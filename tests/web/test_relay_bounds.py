@@ -199,7 +199,7 @@ def test_a_peer_lost_during_a_call_leaves_nothing(enter: Enter, relay: World):
         visitor = enter("alice", ident)
         with relay.owner.connection.transaction():
             # The operation waits for this lock when the peer disconnects.
-            relay.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
+            relay.execute("LOCK TABLE messages._rules_lock IN EXCLUSIVE MODE")
             visitor.connection.send(json.dumps(request))
             visitor.break_off()
     relay.wait_for(GONE)

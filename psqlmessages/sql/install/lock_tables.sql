@@ -1,7 +1,7 @@
 -- Take all locks that the numbered scripts need, before they change anything. If a call holds one of them and waits for
 -- another, release all and try again, before PostgreSQL detects a deadlock and ends the call. If the setting
--- messages.locks is 'all', also take the locks for dropping every table, view and sequence. It takes no lock for
--- dropping a trigger that only an older version had: then a call may end in a deadlock.
+-- messages.locks is 'all', also take the locks for dropping every table, view and sequence. It takes no lock for dropping
+-- a trigger that only an older version had, or for adding the column role_identity: then a call may end in a deadlock.
 
 DO $$
 DECLARE
@@ -9,33 +9,26 @@ DECLARE
     v_lock text;
     v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
+    v_is_renamed boolean := to_regclass('messages._gate') IS NOT NULL;
     -- At most 800 ms, because calls wait meanwhile, and less than deadlock_timeout (one second by default), after which
     -- PostgreSQL ends a waiting call.
     v_limit_ms float := least(
         800, 0.8 * (SELECT s.setting::float FROM pg_catalog.pg_settings AS s WHERE s.name = 'deadlock_timeout')
     );
 BEGIN
-    -- The scripts alter these tables. The locks do not block readers of rules and topics.
+    -- The scripts alter these tables. The locks do not block readers of rules, and block readers of topics only if
+    -- upgrade_tables.sql renames a column.
     SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.turn) INTO v_locks
     FROM (VALUES
-        (1, 'psqlmessages_auth', CASE
-            WHEN EXISTS (
-                SELECT FROM pg_catalog.pg_attribute AS a
-                WHERE a.attrelid = to_regclass('psqlmessages_auth') AND a.attname = 'role_identity'
-            ) THEN 'SHARE ROW EXCLUSIVE'
-            ELSE 'ACCESS EXCLUSIVE'
-        END), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
-        (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
+        (1, 'psqlmessages_auth', 'SHARE ROW EXCLUSIVE'),
+        (2, 'psqlmessages_topic', CASE WHEN v_is_renamed THEN 'ACCESS EXCLUSIVE' ELSE 'SHARE ROW EXCLUSIVE' END),
+        (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._housekeeping_request', 'ACCESS EXCLUSIVE'),
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
-        -- An older version is installed: wait for its open publishers, which the new functions would not detect.
-        (7, CASE WHEN to_regclass('messages._publishing') IS NOT NULL THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
-        (8, 'messages._queues', 'ACCESS EXCLUSIVE'),
-        (9, 'messages._scan_start', 'SHARE'),
-        -- The scripts drop columns of an older version.
-        (10, CASE WHEN EXISTS (
-            SELECT FROM pg_catalog.pg_attribute AS a
-            WHERE a.attrelid = to_regclass('messages._gate') AND a.attname = 'version' AND NOT a.attisdropped
-        ) THEN 'messages._gate' END, 'ACCESS EXCLUSIVE')
+        (7, 'messages._scan_start', 'SHARE'), (8, 'messages._gate', 'ACCESS EXCLUSIVE'),
+        (9, CASE WHEN v_is_renamed THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
+        (10, CASE WHEN v_is_renamed THEN 'messages._queues' END, 'ACCESS EXCLUSIVE'),
+        (11, 'messages._stream_last', 'ACCESS EXCLUSIVE'), (12, 'messages._stream_gone', 'ACCESS EXCLUSIVE'),
+        (13, 'messages._evaluation', 'ACCESS EXCLUSIVE')
     ) AS t (turn, name, mode)
     WHERE to_regclass(t.name) IS NOT NULL;
     IF current_setting('messages.locks', true) = 'all' THEN

@@ -17,10 +17,10 @@ BEGIN
             SELECT FROM psqlmessages_topic AS t JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
             WHERE t.name = s.topic AND m.id > s.position
             UNION ALL
-            SELECT FROM psqlmessages_topic AS t JOIN messages._stream_last AS k ON k.topic_id = t.id
+            SELECT FROM psqlmessages_topic AS t JOIN messages._last_removed_message AS k ON k.topic_id = t.id
             WHERE t.name = s.topic AND k.id > s.position
             UNION ALL
-            SELECT FROM messages._stream_gone AS g WHERE g.topic = s.topic AND g.id > s.position
+            SELECT FROM messages._removed_topic AS g WHERE g.topic = s.topic AND g.id > s.position
         );
     FOR v_object IN
         SELECT c.oid::regclass AS name,

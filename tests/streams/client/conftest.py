@@ -32,7 +32,7 @@ NewReader = Callable[..., Node]
 @pytest.fixture
 def stream(server: TestedServer, long_closing: None) -> Iterator[World]:
     world = World(server)
-    tables = "psqlmessages_streammessage, psqlmessages_subscription, messages._stream_last"
+    tables = "psqlmessages_streammessage, psqlmessages_subscription, messages._last_removed_message"
     world.execute(f"TRUNCATE {tables}")
     world.rules(*RULES)
     yield world
