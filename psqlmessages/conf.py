@@ -22,7 +22,10 @@ _TOKEN = re.compile(r"([A-Za-z0-9._~+/=-]{16,})?")
 
 
 def _setting(check: str, default: Any, *bounds: int) -> Any:
-    """Define a setting. ``check``: id of its system check; ``bounds``: minimum and maximum."""
+    """Define a setting. ``check``: id of its system check; ``bounds``: minimum and maximum.
+
+    A setting without bounds needs an entry in _PROBLEM_FINDERS.
+    """
     return field(default=default, metadata={"check": check, "range": bounds or (None, None)})
 
 
@@ -107,7 +110,7 @@ def find_errors(values: Any) -> Iterator[SettingError]:
 def _find_problem(key: str, value: Any, minimum: int | None, maximum: int | None) -> str:
     """Describe why the value of a setting is invalid; "" if it is valid."""
     if minimum is None or maximum is None:
-        return _PROBLEM_FINDERS.get(key, _find_alias_problem)(value)
+        return _PROBLEM_FINDERS[key](value)
     if type(value) is not int or not minimum <= value <= maximum:
         return f"it must be a number between {minimum} and {maximum}"
     return ""
@@ -144,9 +147,10 @@ def _find_encoder_problem(path: Any) -> str:
     return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
 
 
-# Functions that check a setting, by its name. All other settings are numbers with bounds, or
-# aliases of databases.
+# Functions that check a setting, by its name. All other settings are numbers with bounds.
 _PROBLEM_FINDERS: dict[str, Callable[[Any], str]] = {
+    "DATABASE": _find_alias_problem,
+    "DIRECT_DATABASE": _find_alias_problem,
     "METRICS": _find_switch_problem,
     "NODE": _find_node_problem,
     "JSON_ENCODER": _find_encoder_problem,

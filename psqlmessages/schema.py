@@ -230,9 +230,9 @@ class InstallSQL(Operation):
                 return folder
         raise FileNotFoundError(
             f"The SQL scripts of version {self.version} (digest {self.digest}) are neither in "
-            f"{SCRIPTS} nor in {STORED_SCRIPTS / self.version}. To change a script after a "
-            "release, keep the old ones there and write a migration with the new digest "
-            f"{digest()}."
+            f"{SCRIPTS} nor in {STORED_SCRIPTS / self.version}. If you changed a script that is "
+            "not in a release, run make digest. After a release, keep the old scripts there and "
+            f"write a migration with the new digest {digest()}."
         )
 
     def describe(self) -> str:

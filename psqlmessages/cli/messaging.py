@@ -17,12 +17,12 @@ from psqlmessages.cli.output import (
     Progress,
     add_batch,
     add_json,
+    duration,
     format_body,
     natural,
     one_line,
     positive,
     read_lines,
-    seconds,
 )
 from psqlmessages.client.messages import RECONNECTED, SYS, Message
 from psqlmessages.client.node import Node
@@ -53,7 +53,7 @@ def _configure_send(parser: ArgumentParser) -> None:
         help="bytes of each body if BODY is missing (default: 10)",
     )
     parser.add_argument(
-        "--interval", type=seconds, default=timedelta(0), help="seconds between two sends"
+        "--interval", type=duration, default=timedelta(0), help="seconds between two sends"
     )
     add_batch(parser)
 
@@ -99,7 +99,7 @@ def _configure_receive(parser: ArgumentParser) -> None:
     parser.add_argument("--events", action="store_true", help="also print system events")
     parser.add_argument("--count", type=positive, help="stop after this number of messages")
     parser.add_argument(
-        "--timeout", type=seconds, help="stop after this many seconds without a message"
+        "--timeout", type=duration, help="stop after this many seconds without a message"
     )
 
 
@@ -192,7 +192,10 @@ def _configure_call(parser: ArgumentParser) -> None:
     parser.add_argument("body", metavar="BODY", help="the body of the call; - reads standard input")
     parser.add_argument("--json", action="store_true", help="BODY is JSON")
     parser.add_argument(
-        "--timeout", type=seconds, default=DEFAULT_CALL_TIMEOUT, help="seconds to wait (default: 5)"
+        "--timeout",
+        type=duration,
+        default=DEFAULT_CALL_TIMEOUT,
+        help="seconds to wait (default: 5)",
     )
 
 

@@ -36,15 +36,15 @@ def positive(text: str) -> int:
     return _number(text, 1)
 
 
-def seconds(text: str) -> timedelta:
-    """Read a number of seconds that is not negative."""
+def duration(text: str) -> timedelta:
+    """Read a number of seconds that is not negative, as a timedelta."""
     try:
-        duration = timedelta(seconds=float(text))
+        value = timedelta(seconds=float(text))
     except (ValueError, OverflowError):
         raise ArgumentTypeError(f"not a number of seconds: {text!r}") from None
-    if duration < timedelta(0):
+    if value < timedelta(0):
         raise ArgumentTypeError(f"seconds cannot be negative: {text!r}")
-    return duration
+    return value
 
 
 def time_with_zone(text: str) -> datetime:

@@ -16,6 +16,7 @@ from psqlmessages.cli.output import (
     Progress,
     add_bodies,
     add_json,
+    duration,
     fail,
     format_body,
     format_table,
@@ -25,7 +26,6 @@ from psqlmessages.cli.output import (
     positive,
     read_bodies,
     run_subcommand,
-    seconds,
     subcommands,
     time_with_zone,
 )
@@ -61,7 +61,7 @@ def _configure(parser: ArgumentParser) -> None:
     _configure_take(reserve)
     reserve.add_argument(
         "--duration",
-        type=seconds,
+        type=duration,
         default=queue_calls.DEFAULT_DURATION,
         help="seconds until elements that are not committed are delivered again (default: 120)",
     )
@@ -71,7 +71,7 @@ def _configure(parser: ArgumentParser) -> None:
     for command in (commit, rollback):
         command.add_argument("leases", metavar="LEASE", nargs="+", help="a lease from reserve")
     rollback.add_argument(
-        "--delay", type=seconds, help="seconds until the elements are available again"
+        "--delay", type=duration, help="seconds until the elements are available again"
     )
     add_json(add("sizes", _sizes, "print how many elements a queue contains"))
     list_help = "print the queues that the role may use, with their counters"
@@ -103,7 +103,7 @@ def _configure_push(parser: ArgumentParser) -> None:
         type=time_with_zone,
         help="when the element becomes available (ISO 8601; without a zone: local time)",
     )
-    parser.add_argument("--delay", type=seconds, help="seconds until the element is available")
+    parser.add_argument("--delay", type=duration, help="seconds until the element is available")
     parser.add_argument(
         "--tries", type=natural, default=0, help="initial number of failed attempts (default: 0)"
     )
@@ -114,7 +114,7 @@ def _configure_take(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--count", type=positive, default=1, help="maximum number of elements (default: 1)"
     )
-    parser.add_argument("--timeout", type=seconds, help="seconds to wait for the first element")
+    parser.add_argument("--timeout", type=duration, help="seconds to wait for the first element")
     add_json(parser, per_line=True)
 
 
@@ -161,13 +161,11 @@ def _pop(arguments: Namespace) -> int:
 
 
 def _reserve(arguments: Namespace) -> int:
-    queue, count, timeout = arguments.queue, arguments.count, arguments.timeout
-    duration = arguments.duration
-    if not timeout:
-        statement = queue_calls.reserve(arguments.node, queue, count, duration)
-        return _take_now(arguments, statement)
+    options = (arguments.queue, arguments.count, arguments.duration)
+    if not arguments.timeout:
+        return _take_now(arguments, queue_calls.reserve(arguments.node, *options))
     with Node(arguments.node, arguments.dsn) as node:
-        return _print_elements(arguments, node.reserve(queue, count, duration, timeout=timeout))
+        return _print_elements(arguments, node.reserve(*options, timeout=arguments.timeout))
 
 
 def _take_now(arguments: Namespace, statement: SqlStatement) -> int:

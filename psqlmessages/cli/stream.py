@@ -16,10 +16,10 @@ from psqlmessages.cli.output import (
     Progress,
     add_bodies,
     add_json,
+    duration,
     positive,
     read_bodies,
     run_subcommand,
-    seconds,
     subcommands,
 )
 from psqlmessages.client import stream_calls
@@ -47,13 +47,13 @@ def _configure(parser: ArgumentParser) -> None:
     subscribe.add_argument(
         "timeout",
         metavar="TIMEOUT",
-        type=seconds,
+        type=duration,
         help="seconds that the subscription stays alive after this program ends",
     )
     add_json(subscribe, per_line=True)
     subscribe.add_argument("--count", type=positive, help="stop after this number of messages")
     subscribe.add_argument(
-        "--idle", type=seconds, help="stop after this many seconds without a message"
+        "--idle", type=duration, help="stop after this many seconds without a message"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from django.db import InterfaceError, OperationalError
 
 from psqlmessages import traffic_windows
-from psqlmessages.cli.output import CliCommand, positive, seconds
+from psqlmessages.cli.output import CliCommand, duration, positive
 from psqlmessages.management.pipeline import JobContext, add_streaming_arguments
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--lateness",
         metavar="SECONDS",
-        type=seconds,
+        type=duration,
         default="600",
         help="maximum duration of a transaction that publishes; messages of longer transactions may"
         " be left out, which the job reports (default: 600)",

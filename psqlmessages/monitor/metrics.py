@@ -221,6 +221,7 @@ _QUERY_TIMEOUT_SECONDS: Final = 2
 # The number of topics is unlimited: export the topics with the most messages.
 MAX_TOPICS: Final = 50
 
+# The columns of _DATABASE, in this order.
 _DATABASE_GAUGES: Final = {
     "notification_queue_usage_ratio": "How full PostgreSQL's notification queue is, 0 to 1",
     "sessions": "Sessions of nodes in the database",
@@ -316,12 +317,11 @@ class MetricsCollector:
         for namespace, answer in self._answers.items():
             up.add_metric((namespace,), float(answer is not None))
         yield up
-        rows = self._rows(1)
-        for position, (name, text) in enumerate(_DATABASE_GAUGES.items(), 1):
-            gauge = _namespace_family("Gauge", name, text)
-            for row in rows:
-                gauge.add_metric((row[0],), float(row[position]))
-            yield gauge
+        gauges = [_namespace_family("Gauge", name, text) for name, text in _DATABASE_GAUGES.items()]
+        for namespace, *values in self._rows(1):
+            for gauge, value in zip(gauges, values, strict=True):
+                gauge.add_metric((namespace,), float(value))
+        yield from gauges
 
     def _rows(self, position: int) -> Rows:
         """Return a query's rows in all namespaces; each row begins with its namespace."""

@@ -29,7 +29,7 @@ from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.cli.main import add_commands
 from psqlmessages.conf import Settings
-from psqlmessages.management import access, database, definitions, exchange, run
+from psqlmessages.management import access, database, definitions, exchange, pipeline, run
 from tests.conftest import TestedServer
 from tests.django.processes import environment, run_python
 from tests.django.waiting import wait_until
@@ -317,6 +317,14 @@ def test_every_command_is_on_its_page_with_all_its_options():
         for section in COMMANDS_MD.split("\n## ")[1:]
     }
     assert documented == dict(parsed())
+
+
+def test_the_options_of_the_pipeline_are_on_its_pages():
+    pages = [(ROOT / f"docs/reference/{page}.md").read_text() for page in ("jobs", "archive")]
+    add_commands(parser := argparse.ArgumentParser(), [pipeline.COMMAND])
+    actions = [action for _, command in commands_of(parser) for action in command._actions]
+    options = {option for action in actions for option in action.option_strings}
+    assert options - {"-h", "--help"} <= set(re.findall(r"--[a-z-]+", "".join(pages)))
 
 
 def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
