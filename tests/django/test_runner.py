@@ -230,10 +230,9 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
         header = answer_to(sender)
         assert (header["Err"], header["Body"]) == ("56", "worker has no RPC handler")
         assert runner.counters.unhandled == 1
-        shop.owner.execute("BEGIN")
-        shop.owner.ok("rpc", "worker", "ticket", "x" * 9000)
-        shop.owner.execute("DELETE FROM psqlmessages_body")
-        shop.owner.execute("COMMIT")
+        with shop.owner.connection.transaction():
+            shop.owner.ok("rpc", "worker", "ticket", "x" * 9000)
+            shop.owner.execute("DELETE FROM psqlmessages_body")
         assert answer_to(shop.owner)["Body"] == "the body could not be fetched"
 
     @registry.on_rpc

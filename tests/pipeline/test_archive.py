@@ -231,6 +231,8 @@ def owner(world: World, django: None) -> str:
 @pytest.fixture
 def published(world: World, owner: str) -> list[tuple[str, str | None]]:
     assert archive_marks.mark(TOPIC)
+    with pytest.raises(TopicNotExistent):
+        archive_marks.mark("NONE*")
     for body, enc in BODIES:
         world.owner.ok("publish", "SHOP", TOPIC, body, enc)
     return [*BODIES]
@@ -301,11 +303,6 @@ def test_the_mark_moves_once_the_files_are_safe_and_only_then(
     assert world.owner.query(POSITION, TOPIC) == begin
     archive = run()
     assert world.owner.query(POSITION, TOPIC) == archive.log.positions[TOPIC] > begin
-
-
-def test_a_pattern_cannot_be_marked(owner: str):
-    with pytest.raises(TopicNotExistent):
-        archive_marks.mark("NONE*")
 
 
 def test_gaps_fail_unless_allowed(world: World, published: list[Any], run: Callable[..., Archive]):
