@@ -421,8 +421,9 @@ class HandlerWorker:
                 )  # fmt: skip
                 return
         self._count("given_up")
+        result = "the caller got CallFailed" if message.type == RPC else "the message is lost"
         self._log.warning(
-            "handler %s failed %d times: the message is lost", name, call.tries, exc_info=error
+            "handler %s failed %d times: %s", name, call.tries, result, exc_info=error
         )
         self._answer_error(message, failure_text(self._node.ident, error))
 
