@@ -48,7 +48,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
 # What takes a minute or more starts first: these tests, apart from the others of their files, then
 # these files. If it started last, one process would still run it when the others have finished.
 LONG_TESTS = (
-    "tests/django/test_pages.py::test_the_pages_lead_a_newcomer_through_the_order_flow[4]",
+    "tests/django/test_pages.py::test_the_pages_lead_a_newcomer_through_the_order_flow[3]",
     "tests/web/test_browser.py::test_pages_are_accessible_and_show_names_as_text",
 )
 LONG_FILES = ("tests/pipeline/test_archive.py", "tests/web/test_browser.py")

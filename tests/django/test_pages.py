@@ -269,7 +269,7 @@ def clean(server: TestedServer) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("pages", [4, pytest.param(len(PAGES), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("pages", [3, pytest.param(len(PAGES), marks=pytest.mark.nightly)])
 def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer, pages: int):
     tutorial, *guides = GUIDE[:pages]
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
