@@ -4,6 +4,7 @@ POSTGRES_BIN=DIR   use the programs of another PostgreSQL than the embedded one
 """
 
 import fcntl
+import gc
 import os
 import resource
 from collections import Counter
@@ -72,6 +73,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SuiteSchedul
     """Replace the scheduler of `--dist loadfile`."""
     config.option.loadscopereorder = False  # it would start files with few tests last
     return SuiteScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through all that was imported and collected."""
+    gc.collect()
+    gc.freeze()
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:
