@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.core.signals import request_started
 from django.test import Client
 from pytest_django import Settings
 
@@ -14,6 +15,7 @@ from psqlmessages.models import Element, HistoryPeriod, QueueMinute, TopicMinute
 from psqlmessages.monitor import minute_writer
 from psqlmessages.monitor.minute_writer import LOCK_IDS, MinuteWriter
 from psqlmessages.orm import direct_dsn
+from psqlmessages.relay.asgi import websocket_application
 from tests.sql.conftest import World
 from tests.web.browser import MONITOR_RULE
 from tests.web.pages import logged_in
@@ -113,3 +115,11 @@ def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
     assert topic_end == queue_end >= now
     # The period ends with the last row.
     assert [each["periods"][0][1] for each in crashed] == [now - 240] * 2
+
+
+def test_an_http_request_starts_the_writer(monkeypatch):
+    started: list[int] = []
+    monkeypatch.setattr(minute_writer, "start_history_writer", lambda: started.append(1))
+    websocket_application()
+    request_started.send(None)
+    assert started == [1]
