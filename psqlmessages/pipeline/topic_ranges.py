@@ -51,7 +51,7 @@ def split_evenly(weighted: Iterable[WeightedRange], max_parts: int) -> list[list
 
 
 def _merge_adjacent(ranges: Iterable[IdRange]) -> list[IdRange]:
-    """Merge each range of a topic with the next one if it begins where the range ends."""
+    """Merge adjacent ranges of a topic: the second begins where the first ends."""
     merged: list[IdRange] = []
     for range_ in ranges:
         if merged and (merged[-1].topic, merged[-1].high) == (range_.topic, range_.low):

@@ -71,7 +71,7 @@ def read_token(token: str, *, purpose: str = PURPOSE) -> Claim | None:
 
 def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
     """Yield fingerprints of the user's password, made with the current and older secret keys."""
-    # Anyone who has a token can read its content, so the session hash itself must not be in it.
+    # A token must not contain the session hash itself: whoever has the token can read it.
     for auth_hash in chain([user.get_session_auth_hash()], user.get_session_auth_fallback_hash()):
         yield hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
 

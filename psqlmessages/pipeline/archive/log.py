@@ -45,7 +45,7 @@ _UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class ArchiveError(MessagesError):
-    """An archive is damaged, missing or of another database, or does not have what is requested."""
+    """An archive is damaged or missing, belongs to another database, or lacks requested data."""
 
 
 def topic_hash(topic: str) -> str:
