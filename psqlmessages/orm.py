@@ -26,7 +26,7 @@ _TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe)")
 _MODE_CALLS: Final = {
     "W": re.compile(r"messages\.(topic_send|publish|push)"),
     "R": re.compile(r"messages\.(subscribe|read_stream|pop|reserve|take|peek)"),
-    "A": re.compile(r"messages\.(pause|resume|configure_queue|remove_queue|\w+_elements)"),
+    "A": re.compile(r"messages\.(configure_queue|remove_queue|\w+_elements)"),
 }
 
 T = TypeVar("T")

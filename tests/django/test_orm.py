@@ -523,8 +523,10 @@ def test_the_statement_in_an_error_adds_the_rules_that_the_call_needs(stored: Wo
             call()
         (statement,) = re.findall(r"INSERT INTO messages\.auth .*(?=\))", str(raised.value))
         stored.owner.connection.execute(statement)
+        modes.append(re.findall(r"'(\w+)', 60\)", statement)[0])
         return call()
 
+    modes: list[str] = []
     missing, unknown = exceptions.TopicNotExistent, exceptions.IdentNotExistent
     denied = exceptions.DestinationNotAuthorized
     stored.rules(f"{Server.owner} it's* Topic ORDERS RW 60", f"{Server.owner} shop Rpc VAT W 60")
@@ -541,6 +543,7 @@ def test_the_statement_in_an_error_adds_the_rules_that_the_call_needs(stored: Wo
             (unknown, partial(send, ident="somebody"), "seventh", 1),
         ):  # fmt: skip
             repeat(error, partial(function, *arguments))
+        assert modes[:7] == ["W", "W", "W", "RW", "R", "W", "R"]
         # The called node has its rule, and is not connected.
         for ask, callee in ((call, "TAXES"), (shop.call, "VAT")):
             with pytest.raises(exceptions.NotConnected):
