@@ -252,7 +252,7 @@ class RoutedBatch:
 
     def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
-        # Any outcome will do, because ``count_outcomes`` replaces it with "failed".
+        # This outcome has no effect: ``count_outcomes`` replaces it with "failed".
         self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(element.ref)
 

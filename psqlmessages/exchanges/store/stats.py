@@ -49,7 +49,7 @@ class CounterStore:
         return sum(counters.elements for counters in self.counters.values())
 
     def summary(self) -> str:
-        """Return as text: the number of elements with each outcome, and of selector failures."""
+        """Return the numbers of elements by outcome, and of selector failures, as text."""
         all_counters = self.counters.values()
         outcomes = ", ".join(
             f"{sum(counters.count(outcome) for counters in all_counters):,} {outcome.label}"
