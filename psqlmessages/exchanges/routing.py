@@ -150,7 +150,6 @@ class RouteCache:
     def put(self, headers: Mapping[str, Any], routed: RoutingResult) -> None:
         """Cache the deliveries, but not after a failed selector, because each failure is logged."""
         key = self._cache.key_of(headers)
-        if key is None or routed.outcome == "too_many_hops":
-            return
-        if not any(verdict.error for verdict in routed.verdicts):
+        is_routed = routed.outcome != "too_many_hops"
+        if key is not None and is_routed and not any(verdict.error for verdict in routed.verdicts):
             self._cache.put(key, routed.deliveries)

@@ -58,16 +58,6 @@ def selector(name: str) -> Callable[[SelectorFunction], SelectorFunction]:
     return register
 
 
-def find_function(name: str) -> SelectorFunction:
-    """Return the function with a name; raise SelectorError if none is registered."""
-    try:
-        return _functions[name]
-    except KeyError:
-        raise SelectorError(
-            f"no selector in code is named {name:.100}: import the module that registers it"
-        ) from None
-
-
 def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bool:
     """Return whether both are one function, perhaps from a module that was reloaded."""
     if not (isinstance(known, FunctionType) and isinstance(function, FunctionType)):
@@ -150,7 +140,12 @@ class Selector:
         self.text = text
         self._function: SelectorFunction | None = None
         if text.startswith(_FUNCTION_PREFIX):
-            self._function = find_function(text.removeprefix(_FUNCTION_PREFIX))
+            name = text.removeprefix(_FUNCTION_PREFIX)
+            if name not in _functions:
+                raise SelectorError(
+                    f"no selector in code is named {name:.100}: import the module that registers it"
+                )
+            self._function = _functions[name]
             self.fields: InputFields | None = None
             return
         self._compiled = compile_expression(text)

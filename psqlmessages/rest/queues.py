@@ -113,15 +113,17 @@ async def peek(
     with_bodies: bool = True,
     ident: schemas.Ident = None,
 ):
-    """List elements in the order in which they can be taken, and take none.
+    """List the first elements, in the order in which they can be taken; they stay in the queue.
 
     The bodies of an answer have at most 1 MiB together; only its first element may have more.
     """
     database, actor = _resolve(request, ns, queue, ident)
     elements = await pool.peek(database.pool, actor, queue, max_rows, with_bodies)
-    response = HttpResponse(f'{{"elements": {elements}}}', content_type="application/json")
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    return HttpResponse(
+        f'{{"elements": {elements}}}',
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
 
 
 # Leases
@@ -163,10 +165,7 @@ async def rollback(
 async def release(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
-    """Give back an unread element to its old place; this counts no failed attempt.
-
-    404 if the lease is not valid.
-    """
+    """Give back an unread element without counting an attempt; 404 if the lease is not valid."""
     await _call_with_lease(request, ns, queue, lease, ident, "messages.release(%s, %s)")
     return {"done": True}
 
@@ -202,7 +201,7 @@ async def _call_with_lease(
     params = (actor, *options, lease) if "%s" in call else ()
     answer = await pool.call_with_lease(database.pool, call, params, (actor, queue, seconds, lease))
     if answer is None:
-        raise ApiError(404, f"the lease {lease:.100} has ended, or is not one of this queue")
+        raise ApiError(404, f"the lease {lease:.100} has ended, or is of another queue")
     return answer
 
 
@@ -265,7 +264,7 @@ async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: sch
         if waiter.tid == tid and (waiter.credentials.user == user or waiter.ident == actor):
             waiter.cancel()
             return Status(204, None)
-    raise ApiError(404, f"no request {tid:.64} of yours is waiting in this server process")
+    raise ApiError(404, f"no request {tid:.64} that you may cancel waits in this server process")
 
 
 @router.delete("/q/{ns}/{messages_name:queue}/{int:number}", response={204: None, **ERRORS})
@@ -345,7 +344,6 @@ async def _remove_taken(database: RestDatabase, ident: str, element: LeasedEleme
 
 def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpResponse:
     content = bodies.build_content(element.body, element.enc, element.headers)
-    response = HttpResponse(content.data, content_type=content.content_type)
     headers = {
         **_SECURITY_HEADERS,
         "x-ks-id": str(element.id),
@@ -355,9 +353,7 @@ def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpRespons
     }
     if is_reserved:
         headers["x-ks-lease"] = element.lease
-    for name, value in headers.items():
-        response.headers[name] = value
-    return response
+    return HttpResponse(content.data, content_type=content.content_type, headers=headers)
 
 
 # Settings and removal of queues

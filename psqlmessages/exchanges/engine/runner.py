@@ -380,12 +380,12 @@ class ExchangeConsumer:
                 (rows,) = await self._connection.execute(sql.deliver(batch, sorted(batch.failed)))
             except psycopg.Error as error:
                 self._isolate_failure(error, elements)
-                is_broken = not self._connection.is_open
-                if not is_broken:
+                if self._connection.is_open:
                     await self._connection.reset()
                     leases = [element.ref for element in elements]
                     await self._connection.execute(sql.release(self._plan.ident, leases))
-                if not is_broken or self._runner.is_stopping or monotonic() > deadline:
+                    raise
+                if self._runner.is_stopping or monotonic() > deadline:
                     raise
                 await self._on_error(error)
             else:

@@ -30,7 +30,7 @@ from psqlmessages.exchanges.store.definitions import (
     to_document,
 )
 from psqlmessages.exchanges.store.permissions import MissingRule, add_missing_rules
-from psqlmessages.models import Destination, Exchange, ExchangeCount
+from psqlmessages.models import Destination, Exchange
 
 
 class ExchangeExists(Exception):
@@ -152,8 +152,6 @@ def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
         # A worker that writes counters now waits for this lock, and then finds no exchange.
         rows = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
         keys = {row.pk: row.name for row in rows}
-        ExchangeCount.objects.using(using).filter(exchange__in=keys).delete()
-        Destination.objects.using(using).filter(exchange__in=keys).delete()
         Exchange.objects.using(using).filter(pk__in=keys).delete()
     return set(keys.values())
 

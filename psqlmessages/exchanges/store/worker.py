@@ -158,7 +158,13 @@ class ExchangeWorker:
             logger.warning("exchange %s cannot run: %s", row.name, error_line(error))
             return
         runner = ExchangeRunner(plan, databases, self.counter_store.of(row.pk))
-        task = asyncio.create_task(self._run_after(former, runner), name=f"exchange {row.name}")
+
+        async def run_after_former() -> None:
+            if former is not None:
+                await asyncio.wait({former})
+            await runner.run()
+
+        task = asyncio.create_task(run_after_former(), name=f"exchange {row.name}")
         definition = repository.to_definition(row)
         self._running[row.pk] = RunningExchange(row.changed_at, definition, runner, task)
         logger.info("exchange %s started with %d consumers", row.name, plan.consumers)
@@ -179,12 +185,6 @@ class ExchangeWorker:
         running.task.add_done_callback(self._stopping_tasks.discard)
         logger.info("exchange %s is stopping", running.definition.name)
         return running.task
-
-    @staticmethod
-    async def _run_after(former: asyncio.Task[None] | None, runner: ExchangeRunner) -> None:
-        if former is not None:
-            await asyncio.wait({former})
-        await runner.run()
 
     # Counters and missing rules
 
