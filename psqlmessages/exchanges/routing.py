@@ -54,11 +54,6 @@ def route(
     return RoutingResult("no_route" if has_failed else exchange.outcome_without_route, (), verdicts)
 
 
-def needs_body(exchange: CompiledExchange) -> bool:
-    """Return whether any selector may read the body."""
-    return any(selector.needs_body for selector in exchange.selectors)
-
-
 def read_hop_count(headers: Mapping[str, Any]) -> int:
     """Return the header x-hop-count, at most MAX_HOP_COUNT; 0 unless it is an integer or digits."""
     value = headers.get(HOP_HEADER)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.exchanges.compiler import InputFields, compile_expression, get_environment
 from psqlmessages.exchanges.conversion import CelEncoder, shorten_error, to_python
-from psqlmessages.exchanges.expression import includes_body
 from psqlmessages.exchanges.model import UNCHANGED, SelectorError, SelectorFailed
 from psqlmessages.exchanges.result import (
     NO,
@@ -159,7 +158,10 @@ class Selector:
     @property
     def needs_body(self) -> bool:
         """Whether it may read the body. This is true for every function in code."""
-        return self.fields is None or includes_body(self.fields.tree)
+        if self.fields is None:
+            return True
+        fields = self.fields.tree.get("msg", {})
+        return fields is None or "body" in fields
 
     @property
     def cacheable_headers(self) -> tuple[str, ...] | None:

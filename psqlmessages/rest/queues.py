@@ -20,6 +20,7 @@ from psqlmessages.rest.namespaces import RestDatabase, get_database
 from psqlmessages.rest.pool import LeasedElement
 from psqlmessages.rest.schemas import (
     ERRORS,
+    Ident,
     check_name,
     get_acting_ident,
     get_caller,
@@ -30,6 +31,7 @@ from psqlmessages.rest.waiters import WaitingRequest
 
 # Names may contain slashes, and the first matching route counts: define the longer paths first.
 router = Router(tags=["queues"])
+_QUEUE: Final = "/q/{ns}/{messages_name:queue}"
 
 
 def _resolve(
@@ -53,7 +55,7 @@ async def list_namespaces(request: HttpRequest):
 async def list_queues(
     request: HttpRequest,
     ns: str,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
     after: schemas.After = "",
     limit: schemas.Limit = 100,
 ):
@@ -65,53 +67,53 @@ async def list_queues(
     return {"queues": queues, "next": next_after}
 
 
-@router.get("/q/{ns}/{messages_name:queue}/status", response={200: schemas.QueueStatus, **ERRORS})
-async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.get(_QUEUE + "/status", response={200: schemas.QueueStatus, **ERRORS})
+async def status(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
     database, actor = _resolve(request, ns, queue, ident)
     return await pool.read_status(database.pool, actor, queue)
 
 
-@router.get("/q/{ns}/{messages_name:queue}/paused", response={200: schemas.Paused, **ERRORS})
-async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.get(_QUEUE + "/paused", response={200: schemas.Paused, **ERRORS})
+async def paused(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Return whether a queue is paused."""
     database, actor = _resolve(request, ns, queue, ident)
     # The response contains only the field of schemas.Paused.
     return await pool.read_status(database.pool, actor, queue)
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/pause", response={200: schemas.Paused, **ERRORS})
-async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.patch(_QUEUE + "/pause", response={200: schemas.Paused, **ERRORS})
+async def pause(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Pause a queue: consumers in all processes wait, and pushes still work."""
     database, actor = _resolve(request, ns, queue, ident)
     await database.pool.call("pause(%s, %s)", actor, queue)
     return {"paused": True}
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/resume", response={200: schemas.Paused, **ERRORS})
-async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.patch(_QUEUE + "/resume", response={200: schemas.Paused, **ERRORS})
+async def resume(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Resume a queue."""
     database, actor = _resolve(request, ns, queue, ident)
     await database.pool.call("resume(%s, %s)", actor, queue)
     return {"paused": False}
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/drain", response={200: schemas.Drained, **ERRORS})
-async def drain(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.patch(_QUEUE + "/drain", response={200: schemas.Drained, **ERRORS})
+async def drain(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Remove all available elements; scheduled and reserved ones stay."""
     database, actor = _resolve(request, ns, queue, ident)
     answer = await database.pool.call("drain(%s, %s)", actor, queue)
     return {"removed": answer["Removed"]}
 
 
-@router.get("/q/{ns}/{messages_name:queue}/peek", response={200: schemas.PeekedElements, **ERRORS})
+@router.get(_QUEUE + "/peek", response={200: schemas.PeekedElements, **ERRORS})
 async def peek(
     request: HttpRequest,
     ns: str,
     queue: str,
     max_rows: schemas.PeekRows = 10,
     with_bodies: bool = True,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """List the first elements, in the order in which they can be taken; they stay in the queue.
 
@@ -131,27 +133,21 @@ async def peek(
 _DEFAULT_LEASE_SECONDS: Final = 120
 
 
-@router.patch(
-    "/q/{ns}/{messages_name:queue}/commit/{lease}", response={200: schemas.Done, **ERRORS}
-)
-async def commit(
-    request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
-):
+@router.patch(_QUEUE + "/commit/{lease}", response={200: schemas.Done, **ERRORS})
+async def commit(request: HttpRequest, ns: str, queue: str, lease: str, ident: Ident = None):
     """Acknowledge a reserved element, which removes it; 404 if the lease is not valid."""
     await _call_with_lease(request, ns, queue, lease, ident, "messages.commit(%s, %s)")
     return {"done": True}
 
 
-@router.patch(
-    "/q/{ns}/{messages_name:queue}/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS}
-)
+@router.patch(_QUEUE + "/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS})
 async def rollback(
     request: HttpRequest,
     ns: str,
     queue: str,
     lease: str,
     delay: schemas.Delay = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Reject a reserved element, which counts a failed attempt; 404 if the lease is not valid."""
     call = "messages.rollback(%s, %s::float8, %s)"
@@ -159,25 +155,21 @@ async def rollback(
     return {"done": True, "dead_lettered": "DeadLettered" in answer}
 
 
-@router.patch(
-    "/q/{ns}/{messages_name:queue}/release/{lease}", response={200: schemas.Done, **ERRORS}
-)
-async def release(
-    request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
-):
+@router.patch(_QUEUE + "/release/{lease}", response={200: schemas.Done, **ERRORS})
+async def release(request: HttpRequest, ns: str, queue: str, lease: str, ident: Ident = None):
     """Give back an unread element without counting an attempt; 404 if the lease is not valid."""
     await _call_with_lease(request, ns, queue, lease, ident, "messages.release(%s, %s)")
     return {"done": True}
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/renew/{lease}", response={200: schemas.Done, **ERRORS})
+@router.patch(_QUEUE + "/renew/{lease}", response={200: schemas.Done, **ERRORS})
 async def renew(
     request: HttpRequest,
     ns: str,
     queue: str,
     lease: str,
     duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Extend a lease to ``duration`` seconds from now; 404 if the lease is not valid."""
     call = "json_build_object('Err', '0')"
@@ -236,8 +228,8 @@ _ELEMENT_RESPONSE: Final[dict[str, Any]] = {
 }
 
 
-@router.get("/q/{ns}/{messages_name:queue}/consumers", response={200: schemas.Consumers, **ERRORS})
-async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.get(_QUEUE + "/consumers", response={200: schemas.Consumers, **ERRORS})
+async def consumers(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """List the requests that wait in this server process, in the order in which they are served."""
     database, actor = _resolve(request, ns, queue, ident)
     # Raises an error if the node may not use the queue.
@@ -255,8 +247,8 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Id
     return {"process": os.getpid(), "consumers": waiting}
 
 
-@router.delete("/q/{ns}/{messages_name:queue}/consumer/{tid}", response={204: None, **ERRORS})
-async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
+@router.delete(_QUEUE + "/consumer/{tid}", response={204: None, **ERRORS})
+async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: Ident = None):
     """Cancel a request that waits in this server process: your own, or one of the acting node."""
     database, actor = _resolve(request, ns, queue, ident)
     user = get_caller(request).credentials.user
@@ -267,13 +259,9 @@ async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: sch
     raise ApiError(404, f"no request {tid:.64} that you may cancel waits in this server process")
 
 
-@router.delete("/q/{ns}/{messages_name:queue}/{int:number}", response={204: None, **ERRORS})
+@router.delete(_QUEUE + "/{int:number}", response={204: None, **ERRORS})
 async def remove(
-    request: HttpRequest,
-    ns: str,
-    queue: str,
-    number: schemas.ElementId,
-    ident: schemas.Ident = None,
+    request: HttpRequest, ns: str, queue: str, number: schemas.ElementId, ident: Ident = None
 ):
     """Remove an element that is not reserved; 404 if there is no such element."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -283,7 +271,7 @@ async def remove(
 
 
 @router.get(
-    "/q/{ns}/{messages_name:queue}",
+    _QUEUE,
     response={
         200: bytes,
         **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
@@ -299,7 +287,7 @@ async def take(
     reserve: bool = False,
     duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
     tid: schemas.Tid = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Take the next element; wait for it up to ``to`` seconds, then return 504.
 
@@ -359,7 +347,7 @@ def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpRespons
 # Settings and removal of queues
 
 
-@router.patch("/q/{ns}/{messages_name:queue}", response={200: schemas.ConfiguredQueue, **ERRORS})
+@router.patch(_QUEUE, response={200: schemas.ConfiguredQueue, **ERRORS})
 async def configure(
     request: HttpRequest,
     ns: str,
@@ -367,7 +355,7 @@ async def configure(
     max_tries: schemas.MaxTries = None,
     dead_letter_queue: schemas.DeadLetterQueue = None,
     key_timeout: schemas.KeyTimeout = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Change settings of a queue, and return all its settings. Creates the queue if necessary."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -384,10 +372,8 @@ async def configure(
     }
 
 
-@router.delete(
-    "/q/{ns}/{messages_name:queue}", response={204: None, 409: schemas.ErrorBody, **ERRORS}
-)
-async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.delete(_QUEUE, response={204: None, 409: schemas.ErrorBody, **ERRORS})
+async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Remove an empty queue with its settings; 409 if it has elements."""
     database, actor = _resolve(request, ns, queue, ident)
     await database.pool.call("remove_queue(%s, %s)", actor, queue)
@@ -414,7 +400,7 @@ ANY_BODY = {
 
 
 @router.post(
-    "/q/{ns}/{messages_name:queue}",
+    _QUEUE,
     response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **ERRORS},
     openapi_extra=ANY_BODY,
 )
@@ -426,7 +412,7 @@ async def push(
     mature: schemas.Mature = None,
     tries: schemas.Tries = 0,
     key: schemas.Key = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Push the body with the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
     database, actor = _resolve(request, ns, queue, ident)
