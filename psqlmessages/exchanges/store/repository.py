@@ -18,6 +18,7 @@ from psqlmessages.exchanges.model import (
     CompiledExchange,
     QueueRef,
     SelectorError,
+    SelectorsUnavailable,
 )
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store.definitions import (
@@ -65,16 +66,16 @@ def to_definition(row: Exchange) -> DefinedExchange:
 
 
 def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
-    """Compile an exchange for `route`; raise MalformedExchanges or SelectorsUnavailable."""
+    """Compile an exchange for `route`; raise MalformedExchanges."""
     if isinstance(exchange, Exchange):
         exchange = to_definition(exchange)
     errors, destinations = [], []
     for position, destination in enumerate(exchange.destinations):
         try:
             selector = Selector.of(destination.selector)
-        except SelectorError as error:
+        except (SelectorError, SelectorsUnavailable) as error:
             path = ("exchanges", exchange.name, "dst", position, "selector")
-            errors.append(ExchangeError(path, error.text))
+            errors.append(ExchangeError(path, str(error)))
         else:
             destinations.append(CompiledDestination(destination.queue, selector))
     if errors:
