@@ -38,9 +38,9 @@ def _resolve(
     request: HttpRequest, ns: str, queue: str, ident: str | None
 ) -> tuple[RestDatabase, str]:
     """Check the arguments of a call; return its database, and the node that it acts as."""
-    actor = get_acting_ident(request, ident)
+    ident = get_acting_ident(request, ident)
     check_name(queue, "queue")
-    return get_database(ns), actor
+    return get_database(ns), ident
 
 
 @router.get("/q", response={200: schemas.Namespaces, **ERRORS})
@@ -60,49 +60,49 @@ async def list_queues(
     limit: schemas.Limit = 100,
 ):
     """List the queues that the node may use, in order of their names, with their status."""
-    actor = get_acting_ident(request, ident)
+    ident = get_acting_ident(request, ident)
     if after:
         check_name(after, "queue")
-    queues, next_after = await pool.list_statuses(get_database(ns).pool, actor, after, limit)
+    queues, next_after = await pool.list_statuses(get_database(ns).pool, ident, after, limit)
     return {"queues": queues, "next": next_after}
 
 
 @router.get(_QUEUE + "/status", response={200: schemas.QueueStatus, **ERRORS})
 async def status(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
-    database, actor = _resolve(request, ns, queue, ident)
-    return await pool.read_status(database.pool, actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    return await pool.read_status(database.pool, ident, queue)
 
 
 @router.get(_QUEUE + "/paused", response={200: schemas.Paused, **ERRORS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Return whether a queue is paused."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     # The response contains only the field of schemas.Paused.
-    return await pool.read_status(database.pool, actor, queue)
+    return await pool.read_status(database.pool, ident, queue)
 
 
 @router.patch(_QUEUE + "/pause", response={200: schemas.Paused, **ERRORS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Pause a queue: consumers in all processes wait, and pushes still work."""
-    database, actor = _resolve(request, ns, queue, ident)
-    await database.pool.call("pause(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    await database.pool.call("pause(%s, %s)", ident, queue)
     return {"paused": True}
 
 
 @router.patch(_QUEUE + "/resume", response={200: schemas.Paused, **ERRORS})
 async def resume(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Resume a queue."""
-    database, actor = _resolve(request, ns, queue, ident)
-    await database.pool.call("resume(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    await database.pool.call("resume(%s, %s)", ident, queue)
     return {"paused": False}
 
 
 @router.patch(_QUEUE + "/drain", response={200: schemas.Drained, **ERRORS})
 async def drain(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Remove all available elements; scheduled and reserved ones stay."""
-    database, actor = _resolve(request, ns, queue, ident)
-    answer = await database.pool.call("drain(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    answer = await database.pool.call("drain(%s, %s)", ident, queue)
     return {"removed": answer["Removed"]}
 
 
@@ -119,8 +119,8 @@ async def peek(
 
     The bodies of an answer have at most 1 MiB together; only its first element may have more.
     """
-    database, actor = _resolve(request, ns, queue, ident)
-    elements = await pool.peek(database.pool, actor, queue, max_rows, with_bodies)
+    database, ident = _resolve(request, ns, queue, ident)
+    elements = await pool.peek(database.pool, ident, queue, max_rows, with_bodies)
     return HttpResponse(
         f'{{"elements": {elements}}}',
         content_type="application/json",
@@ -188,10 +188,10 @@ async def _call_with_lease(
     seconds: float = 1.0,
 ) -> dict[str, Any]:
     """Renew a lease, and evaluate the SQL expression ``call``; raise 404 for an invalid lease."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
-    params = (actor, *options, lease) if "%s" in call else ()
-    answer = await pool.call_with_lease(database.pool, call, params, (actor, queue, seconds, lease))
+    params = (ident, *options, lease) if "%s" in call else ()
+    answer = await pool.call_with_lease(database.pool, call, params, (ident, queue, seconds, lease))
     if answer is None:
         raise ApiError(404, f"the lease {lease:.100} has ended, or is of another queue")
     return answer
@@ -231,9 +231,9 @@ _ELEMENT_RESPONSE: Final[dict[str, Any]] = {
 @router.get(_QUEUE + "/consumers", response={200: schemas.Consumers, **ERRORS})
 async def consumers(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """List the requests that wait in this server process, in the order in which they are served."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     # Raises an error if the node may not use the queue.
-    await pool.read_status(database.pool, actor, queue)
+    await pool.read_status(database.pool, ident, queue)
     waiting = [
         {
             "tid": waiter.tid,
@@ -250,10 +250,10 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: Ident = No
 @router.delete(_QUEUE + "/consumer/{tid}", response={204: None, **ERRORS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: Ident = None):
     """Cancel a request that waits in this server process: your own, or one of the acting node."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     user = get_caller(request).credentials.user
     for waiter in database.list_waiters(queue):
-        if waiter.tid == tid and (waiter.credentials.user == user or waiter.ident == actor):
+        if waiter.tid == tid and (waiter.credentials.user == user or waiter.ident == ident):
             waiter.cancel()
             return Status(204, None)
     raise ApiError(404, f"no request {tid:.64} that you may cancel waits in this server process")
@@ -264,8 +264,8 @@ async def remove(
     request: HttpRequest, ns: str, queue: str, number: schemas.ElementId, ident: Ident = None
 ):
     """Remove an element that is not reserved; 404 if there is no such element."""
-    database, actor = _resolve(request, ns, queue, ident)
-    if not (await database.pool.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
+    database, ident = _resolve(request, ns, queue, ident)
+    if not (await database.pool.call("remove(%s, %s, %s)", ident, queue, number))["Done"]:
         raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
     return Status(204, None)
 
@@ -296,12 +296,12 @@ async def take(
     X-CSRFToken.
     """
     require_csrf_header(request)
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     now = datetime.now(UTC)
     waiter = WaitingRequest(
         tid=tid or secrets.token_urlsafe(12),
         queue=queue,
-        ident=actor,
+        ident=ident,
         lease_seconds=duration if reserve else _REMOVAL_LEASE_SECONDS,
         is_reserving=reserve,
         waits_if_empty=to > 0,
@@ -313,7 +313,7 @@ async def take(
         await release_thread()
     element = await database.take(waiter)
     if not reserve:
-        await _remove_taken(database, actor, element)
+        await _remove_taken(database, ident, element)
     return _build_response(element, is_reserved=reserve)
 
 
@@ -358,12 +358,12 @@ async def configure(
     ident: Ident = None,
 ):
     """Change settings of a queue, and return all its settings. Creates the queue if necessary."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     if dead_letter_queue is not None:
         check_name(dead_letter_queue, "dead_letter_queue")
     options = (max_tries, dead_letter_queue, key_timeout)
     answer = await database.pool.call(
-        "configure_queue(%s, %s, %s::int, %s, %s::int)", actor, queue, *options
+        "configure_queue(%s, %s, %s::int, %s, %s::int)", ident, queue, *options
     )
     return {
         "max_tries": answer["MaxTries"] or None,
@@ -375,8 +375,8 @@ async def configure(
 @router.delete(_QUEUE, response={204: None, 409: schemas.ErrorBody, **ERRORS})
 async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Remove an empty queue with its settings; 409 if it has elements."""
-    database, actor = _resolve(request, ns, queue, ident)
-    await database.pool.call("remove_queue(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    await database.pool.call("remove_queue(%s, %s)", ident, queue)
     return Status(204, None)
 
 
@@ -415,7 +415,7 @@ async def push(
     ident: Ident = None,
 ):
     """Push the body with the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     if key is not None and ("\0" in key or "\N{REPLACEMENT CHARACTER}" in key):
         raise ApiError(400, "malformed key: use UTF-8 without NUL")
     http_headers = {name.lower(): value for name, value in request.headers.items()}
@@ -423,6 +423,6 @@ async def push(
     data = read_body(request, get_settings().MAX_BODY_BYTES)
     body, headers = bodies.parse_request(data, content_type, http_headers)
     options = (headers, mature, delay, tries, key or None)
-    answer = await database.pool.call(_PUSH, actor, queue, body.text, body.enc, *options)
+    answer = await database.pool.call(_PUSH, ident, queue, body.text, body.enc, *options)
     already = bool(answer.get("Already"))
     return Status(200 if already else 201, {"id": answer["Id"], "already": already})

@@ -61,7 +61,7 @@ class ExchangeWorker:
         self._stopping_tasks: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
-        self._write_at = 0.0
+        self._next_write_at = 0.0
         self._rule_check: asyncio.Task[None] | None = None
         self.counter_store = CounterStore(self._using)
 
@@ -96,7 +96,7 @@ class ExchangeWorker:
     async def _run_once(self) -> None:
         try:
             await self._update_running()
-            await self._write()
+            await self._write_counters()
         except Error as error:
             self._log.warning("exchanges: database error, trying again: %s", error_line(error))
         # Use a separate task, because a database that does not answer must not delay heartbeats.
@@ -113,8 +113,8 @@ class ExchangeWorker:
         for database in self._databases.values():
             await database.listener.close()
         try:
-            self._write_at = 0.0
-            await self._write()
+            self._next_write_at = 0.0
+            await self._write_counters()
         except Error as error:
             self._log.warning("exchanges: could not write the last counters: %s", error_line(error))
         await _run_in_thread(connections.close_all)
@@ -188,12 +188,12 @@ class ExchangeWorker:
 
     # Counters and missing rules
 
-    async def _write(self) -> None:
-        if monotonic() < self._write_at:
+    async def _write_counters(self) -> None:
+        if monotonic() < self._next_write_at:
             return
         rows = self.counter_store.list_rows(self._running.keys())
         self.counter_store.mark_written(await _run_in_thread(self.counter_store.write, rows))
-        self._write_at = monotonic() + WRITE_SECONDS
+        self._next_write_at = monotonic() + WRITE_SECONDS
 
     async def _check_rules(self) -> None:
         """Check the rules of exchanges that may lack rules, and of those that lacked some."""
