@@ -142,17 +142,14 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_error json;
     v_source psqlmessages_queue;
     v_destination psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command('move_elements', client_id, queue);
     IF messages._may_use_queue(client_id, queue, 'A') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'A');
-    END IF;
-    v_error := messages._queue_error_or_null(client_id, to_queue, 'W');
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
+    ELSIF messages._may_use_queue(client_id, to_queue, 'W') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, to_queue, 'W');
     ELSIF to_queue = queue THEN
         RETURN messages._error(63, 'to_queue', 'another queue than ' || queue || ' is needed');
     END IF;
@@ -283,8 +280,10 @@ BEGIN
     PERFORM messages._log_command('configure_queue', client_id, queue);
     v_error := messages._begin_queue_change(client_id, queue, 'A');
     -- Moving dead letters is a push to that queue.
-    IF v_error IS NULL AND dead_letter_queue <> '__deadletter__' THEN
-        v_error := messages._queue_error_or_null(client_id, dead_letter_queue, 'W');
+    IF v_error IS NULL AND dead_letter_queue <> '__deadletter__'
+        AND messages._may_use_queue(client_id, dead_letter_queue, 'W') IS NOT TRUE
+    THEN
+        v_error := messages._queue_error(client_id, dead_letter_queue, 'W');
     END IF;
     IF v_error IS NOT NULL THEN
         RETURN v_error;
@@ -419,15 +418,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_error json;
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_sizes record;
 BEGIN
     PERFORM messages._log_command('sizes', client_id, queue);
-    v_error := messages._queue_error_or_null(client_id, queue, '');
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
+    IF messages._may_use_queue(client_id, queue, '') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, queue, '');
     END IF;
     SELECT * INTO v_queue FROM messages._existing_queue(queue);
     IF NOT FOUND THEN
