@@ -1,6 +1,6 @@
 -- Topics: their senders, listeners and observers.
 
--- client_id is text here to be compared with the setting messages.node: casting the setting safely takes three
+-- For sends, which compare client_id with the setting messages.node as text: casting the setting safely takes three
 -- microseconds.
 CREATE INDEX IF NOT EXISTS membership_by_node
 ON psqlmessages_membership ((client_id::text), topic_id, kind);

@@ -38,7 +38,7 @@ BEGIN
 END
 $$;
 
--- slot: the table that is being filled. switched_at: when that began. maintained_at: the last housekeeping that wrote.
+-- slot: the partition that is being filled. switched_at: when that began. maintained_at: the last housekeeping that wrote.
 -- garbage_removed_at: the last removal of ended subscriptions and unused topics. secret: the key for _publishing_proof;
 -- it is in this row because each publish reads the row anyway.
 CREATE TABLE IF NOT EXISTS messages._stream (
@@ -309,7 +309,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._publish_target IS
-    'What a publish to a topic needs; no row if the topic does not exist. subscriptions: may include some that have just expired. slot: the table to fill. last_id: the last id drawn. secret: for _begin_publishing.';
+    'What a publish to a topic needs; no row if the topic does not exist. subscriptions: may include some that have just expired. slot: the partition to fill. last_id: the last id drawn. secret: for _begin_publishing.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_messages(

@@ -22,7 +22,8 @@ DECLARE
     v_queue psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
-    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source
+    FROM messages._authorized_queue(client_id, queue, 'R') AS q
     LEFT JOIN LATERAL (
         SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
     ) AS s ON true;
@@ -167,8 +168,8 @@ BEGIN
     FOR v_pushed IN
         WITH pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-            SELECT c.queue_id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()), coalesce(c.tries, 0),
-                   CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
+            SELECT c.queue_id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()),
+                   coalesce(c.tries, 0), CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
                    CASE
                        WHEN c.headers IS NOT NULL THEN messages._parse_headers(c.headers)
                        ELSE s.headers
@@ -191,7 +192,9 @@ BEGIN
             RETURNING queue_id, available_at
         )
         SELECT q AS queue, p.puts, p.first_at
-        FROM (SELECT n.queue_id, count(*) AS puts, min(n.available_at) AS first_at FROM pushed AS n GROUP BY n.queue_id) AS p
+        FROM (
+            SELECT n.queue_id, count(*) AS puts, min(n.available_at) AS first_at FROM pushed AS n GROUP BY n.queue_id
+        ) AS p
         JOIN unnest(v_destinations) AS q ON q.id = p.queue_id
     LOOP
         PERFORM messages._reset_scan_start(

@@ -1,4 +1,4 @@
--- Staging: several connections copy many bodies into a table, and one transaction makes them messages or elements.
+-- Staging: several connections copy many bodies into a table, and one transaction publishes or pushes them all.
 -- Staged rows belong to a batch of a query, for example of Spark; a batch that is repeated changes nothing.
 
 -- Not UNLOGGED, because a crash or failover would empty the table while queries run. Each row has arrays of bodies:
