@@ -256,15 +256,15 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _connect(self) -> None:
         try:
             connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+            buffer = BusBuffer(connection, self._state.is_subscribed)
+            try:
+                script = self._state.open_script(buffer)
+                await self._run_script(buffer, script, self._answer_seconds)
+                # A task that closes the bus disconnects without `_io` if it is cancelled.
+                self._raise_if_closed()
+            except BaseException:
+                await self._close_buffer(buffer)
+                raise
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusBuffer(connection, self._state.is_subscribed)
-        try:
-            script = self._state.open_script(buffer)
-            await self._run_script(buffer, script, self._answer_seconds)
-            # A task that closes the bus disconnects without `_io` if it is cancelled.
-            self._raise_if_closed()
-        except BaseException:
-            await self._close_buffer(buffer)
-            raise
         self._set_buffer(buffer)

@@ -235,15 +235,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def _connect_buffer(self) -> Buffer:
         try:
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
+            buffer = BusBuffer(connection, self._state.is_subscribed)
+            try:
+                script = self._state.open_script(buffer)
+                self._run_script(buffer, script, self._answer_seconds)
+                # A signal handler may have closed the bus during the connection attempt.
+                self._raise_if_closed()
+            except BaseException:
+                self._close_buffer(buffer)
+                raise
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusBuffer(connection, self._state.is_subscribed)
-        try:
-            script = self._state.open_script(buffer)
-            self._run_script(buffer, script, self._answer_seconds)
-            # A signal handler may have closed the bus during the connection attempt.
-            self._raise_if_closed()
-        except BaseException:
-            self._close_buffer(buffer)
-            raise
         return buffer
