@@ -162,13 +162,20 @@ def test_a_session_opened_too_late_fails_and_calls_go_on(shop: World, monkeypatc
 
 @pytest.mark.usefixtures("prices")
 def test_calls_work_again_once_a_rule_that_was_removed_is_back(shop: World):
+    remove = "UPDATE messages.auth SET ident = '-' || ident WHERE ident LIKE 'shop%%'"
+    add = "UPDATE messages.auth SET ident = substr(ident, 2) WHERE ident LIKE '-shop%%'"
     assert call("PRICES", 1) == {"answer": 1}
-    shop.execute("UPDATE messages.auth SET ident = '-' || ident WHERE ident LIKE 'shop%%'")
+    shop.execute(remove)
     for _ in range(2):
         with pytest.raises((exceptions.NotAuthorized, exceptions.IdentNotExistent)):
             call("PRICES", 2)
-    shop.execute("UPDATE messages.auth SET ident = substr(ident, 2) WHERE ident LIKE '-shop%%'")
-    assert call("PRICES", 3) == {"answer": 3}
+    shop.execute(add)
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(size(5, 50)):
+            assert call("PRICES", 3) == {"answer": 3}
+            shop.execute(remove)
+            shop.execute(add)
+            list(threads.map(lambda _: call("PRICES", 4), range(40)))
 
 
 def test_a_node_that_leaves_ends_the_wait(prices: Node):
