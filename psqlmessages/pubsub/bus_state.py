@@ -14,7 +14,6 @@ from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 
 from psqlmessages.client.options import Options
-from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
@@ -133,8 +132,6 @@ class BusState:
         self.log = RateLimitedLogger(logger)
         self.is_connected = False
         self.has_been_connected = False
-        # Whether the connection was lost within a transaction, and no call has raised that yet.
-        self.is_transaction_lost = False
 
     def on(self, channel: str, handler: Handler) -> None:
         """Add a handler. If it is added twice, it is called twice."""
@@ -272,12 +269,6 @@ class BusState:
             pids = yield BusStatement(EXISTING_PIDS, (parameter,))
             self._assembler.drop_missing_senders(map(int, pids))
             self.counters.unfinished = self._assembler.dropped
-
-    def raise_if_transaction_lost(self) -> None:
-        """Raise ConnectionLost, once, if the connection was lost within a transaction."""
-        if self.is_transaction_lost:
-            self.is_transaction_lost = False
-            raise ConnectionLost("the connection was lost during a transaction: run it again")
 
     def advance_keep_alive(self, now: float) -> bool:
         """If a keep-alive is due, schedule the next one, and return True."""

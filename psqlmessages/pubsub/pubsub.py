@@ -100,7 +100,7 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
         self.close()
 
     def open(self) -> None:
-        """Connect now rather than at the first call; the context manager calls this on entry."""
+        """Connect now rather than at the first call; raise ServerUnreachable if that fails."""
         self._connection.open()
 
     def close(self) -> None:

@@ -148,7 +148,10 @@ class Definitions:
         if self.rules is not None:
             document["rules"] = [rule._asdict() for rule in sorted(self.rules)]
         if self.web_identities is not None:
-            identities = sorted(self.web_identities, key=_identity_sort_key)
+            identities = sorted(
+                self.web_identities,
+                key=lambda entry: (entry.user or "", entry.group or "", entry.ident),
+            )
             document["web_identities"] = [identity._asdict() for identity in identities]
         return document
 
@@ -190,10 +193,6 @@ def read(text: bytes | str) -> Definitions:
             errors[:_MAX_ERRORS] + ([f"And {more:,} more."] if more > 0 else [])
         )
     return definitions
-
-
-def _identity_sort_key(identity: Identity) -> tuple[str, str, str]:
-    return identity.user or "", identity.group or "", identity.ident
 
 
 def _parse_json(text: bytes | str) -> Any:
