@@ -282,7 +282,7 @@ class AsyncNodeSession:
     def _can_read(self) -> bool:
         # Answers to pending calls are needed even if the inbox is full.
         is_full = len(self._state.inbox) >= self._options.inbox_limit
-        return not is_full or self._state.has_pending_calls
+        return not is_full or bool(self._state.pending_calls())
 
     # Reading
 

@@ -135,16 +135,17 @@ def test_handlers_get_events(new_node: NewNode):
 @pytest.mark.usefixtures("long_closing")
 def test_another_thread_ends_a_wait_and_a_call_at_once(new_node: NewNode):
     node2, node = new_node("NODE2"), new_node()
-    Timer(0.1, node.stop).start()
+    when(lambda: next_message(node2, "Rpc"), node.stop)
     started = monotonic()
-    assert list(node.messages()) == []
+    with pytest.raises(NodeClosed, match="stopped while it waited"):
+        node.call("NODE2", "x", timeout=SOON)
     # After `stop` one may still send, after `close` not.
     node2.topic_listen("ORDERS")
     node.topic_notify("ORDERS")
     node.topic_send("ORDERS", "goodbye")
     assert next_message(node2).body == "goodbye"
-    when(lambda: next_message(node2, "Rpc"), node.close)
-    with pytest.raises(NodeClosed):
+    assert list(node.messages()) == []
+    with pytest.raises(NodeClosed, match="stopped before the call"):
         node.call("NODE2", "x", timeout=SOON)
     assert monotonic() - started < PROMPTLY
     node.close()
