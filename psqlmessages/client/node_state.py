@@ -111,7 +111,7 @@ class NodeState:
         self.wait_lists = WaitLists(self.wakeups)
         self.channel = ""
         # The session disconnects if the inbox has more messages. Only a Gateway sets a limit.
-        self._inbox_maximum = inf
+        self.inbox_maximum = inf
         self.inbox: deque[Notification] = deque()
         self._headers = HeaderCache()
         self.backend: calls.BackendInfo | None = None
@@ -474,11 +474,6 @@ class NodeState:
         if not is_listening:
             raise ConnectionLost("its backend does not listen on the channel of the node")
         self.heartbeat.on_probe_answered(monotonic())
-
-    @property
-    def is_overrun(self) -> bool:
-        """Whether the inbox is so full that the session must disconnect."""
-        return len(self.inbox) > self._inbox_maximum
 
     def on_due_call_failed(self, error: object, now: float) -> None:
         """Record that housekeeping or a probe failed although the connection works."""

@@ -108,12 +108,14 @@ class BusConnectionBase(Generic[ConnectionT]):
         buffer = yield from self._wait_for_connection()
         script = create_script(buffer)
         try:
-            return (yield partial(self._run_script, buffer, script, self._answer_seconds))
+            result: T = yield partial(self._run_script, buffer, script, self._answer_seconds)
         except psycopg.Error as error:
             is_lost = is_broken(buffer.connection, error)
             if is_lost:
                 yield from self._drop_connection(error)
             raise translate_error(error, is_broken=is_lost) from error
+        else:
+            return result
         finally:
             self._used_at = monotonic()
             self._process_notifications()
@@ -172,7 +174,7 @@ class BusConnectionBase(Generic[ConnectionT]):
     def _drop_connection(self, reason: object) -> Steps[None]:
         if (buffer := self._buffer) is None:
             return
-        if buffer.is_closed_by_owner:
+        if buffer.connection.closed and not buffer.connection.broken:
             # The owner has closed its connection, so close the bus instead of reconnecting.
             yield self._disconnect
             return

@@ -362,11 +362,6 @@ class BusBuffer(Generic[ConnectionT]):
         """Whether a transaction is open."""
         return self._pgconn.transaction_status in _IN_TRANSACTION
 
-    @property
-    def is_closed_by_owner(self) -> bool:
-        """Whether the owner has closed the connection; False if it was lost."""
-        return self.connection.closed and not self.connection.broken
-
     def execute(self, statement: BusStatement) -> PQGen[list[str]]:
         """Execute a statement and return its result; unlike psycopg's cursors, never send BEGIN."""
         if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:

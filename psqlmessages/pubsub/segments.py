@@ -194,9 +194,6 @@ class SegmentAssembler:
         self.size = 0
         self.dropped = 0
 
-    def __len__(self) -> int:
-        return len(self._unfinished)
-
     @property
     def senders(self) -> set[int]:
         """The process ids of senders whose last segment has not arrived yet."""

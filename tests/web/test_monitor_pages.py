@@ -161,8 +161,7 @@ def test_a_suggested_rule_is_added_once_by_its_user_and_site_only(database: Worl
         response = client.post(RULE)
     assert answers == [{"error": ""}] * 2
     assert rule == ("user1", "example.monitor.*", "Topic", "*", "O")
-    (entry,) = LogEntry.objects.all()
-    assert entry.is_addition()
+    assert [entry.is_addition() for entry in LogEntry.objects.all()] == [True]
     assert (response.status_code, Auth.objects.get().mode) == (409, "R")
     assert "mode R" in response.json()["error"]
 
