@@ -18,9 +18,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages.client.connect import detect_pooler
 from psqlmessages.client.options import CONNECTION_DEFAULTS
-from psqlmessages.conf import find_errors
+from psqlmessages.conf import SettingError, find_errors, get_settings
 from psqlmessages.exceptions import DOCS_URL
-from psqlmessages.orm import database_dsn, direct_dsn
+from psqlmessages.orm import database_dsn, direct_alias, direct_dsn
 from psqlmessages.schema import has_unapplied_migrations, installed_digest
 from psqlmessages.sql import MIN_VERSION, digest
 
@@ -32,8 +32,6 @@ _PRIVILEGES = """
             WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0
         )
 """
-
-
 # The tag of the checks that `manage.py psqlmessages` runs.
 COMMAND_TAG = "psqlmessages"
 
@@ -55,7 +53,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             f" {DOCS_URL}reference/settings/",
             id=f"psqlmessages.{problem.check}",
         )
-        for problem in find_errors(getattr(settings, "PSQLMESSAGES", {}))
+        for problem in _find_setting_errors()
     ]
 
 
@@ -70,12 +68,21 @@ def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> l
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check that connections to other machines have the timeouts that detect a dead network."""
-    return [message for alias in _own_aliases(databases) for message in _check_timeouts(alias)]
+    """Check the timeouts of connections to other machines, and the alias for direct connections."""
+    return [message for alias in _own_aliases(databases) for message in _check_connection(alias)]
+
+
+def _find_setting_errors() -> list[SettingError]:
+    return list(find_errors(getattr(settings, "PSQLMESSAGES", {})))
 
 
 def _own_aliases(databases: Collection[str] | None) -> list[str]:
-    """Return the aliases of databases that may have the tables of this app."""
+    """Return the aliases of databases that may have the tables of this app.
+
+    With errors in the settings, which `check_settings` reports, no database can be checked.
+    """
+    if _find_setting_errors():
+        return []
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
 
 
@@ -121,10 +128,18 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         )
 
 
-def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
+def _check_connection(alias: str) -> Iterator[CheckMessage]:
+    if connections[alias].vendor != "postgresql":
         return
+    direct = direct_alias()
+    is_bypass = direct is not None and alias == get_settings().DATABASE != direct
+    if is_bypass and connections[direct].settings_dict["ATOMIC_REQUESTS"]:
+        yield checks.Warning(
+            f"Database {direct!r}, the alias for direct connections, has ATOMIC_REQUESTS.",
+            hint="Each request of this project opens a connection and a transaction there, past"
+            f" the pooler. Remove ATOMIC_REQUESTS from this alias; {alias!r} may have it.",
+            id="psqlmessages.W105",
+        )
     parameters = conninfo_to_dict(database_dsn(alias))
     # Packets to the own machine are not lost.
     hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")

@@ -392,7 +392,7 @@ class ConnectionShared(ServerUnreachable):
 
 
 class NotInstalled(MessagesError):
-    """The schema "messages" or one of its functions is missing in the database."""
+    """The schema "messages", one of its functions, or a table is missing in the database."""
 
     hint = "run the migrations of psqlmessages in this database"
 

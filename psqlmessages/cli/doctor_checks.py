@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from psqlmessages.client.calls import NOT_INSTALLED
 from psqlmessages.client.connect import PoolerKind, connect, detect_pooler
 from psqlmessages.client.connection import Connection
 from psqlmessages.sql import MIGRATIONS, MIN_VERSION, digest
@@ -80,13 +81,6 @@ def why_denied(fix: str) -> str:
     return f"{why}; {' and '.join(names)} {verb}"
 
 
-_NOT_INSTALLED = (
-    psycopg.errors.InvalidSchemaName,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedColumn,
-)
-
 # The name of a check is the name of its function, with spaces.
 Check = Callable[[CheckContext], Iterator[Finding]]
 
@@ -102,7 +96,7 @@ def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
         why = "only the owner of the tables can run it"
         fix = "run doctor as the owner of the tables"
         yield Finding(FindingState.UNKNOWN, found, why, fix, name)
-    except _NOT_INSTALLED:
+    except (*NOT_INSTALLED, psycopg.errors.UndefinedColumn):
         why = "the check needs the functions and tables of psqlmessages"
         yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
@@ -143,6 +137,10 @@ HOLDERS_QUERY = """
         LIMIT %s
     ) AS h ON true
 """
+# Our role, and whether it sees the transactions of all roles.
+_ROLE_QUERY = """
+    SELECT quote_ident(session_user), pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')
+"""
 # Commits with notifications take a lock that is common to all databases. The row has the number of
 # commits that wait for this lock, the longest wait in seconds, and the pid that has the lock.
 COMMIT_LOCK_QUERY = """
@@ -173,12 +171,14 @@ def notification_queue(context: CheckContext) -> Iterator[Finding]:
         yield ok(found)
         return
     if not holders:
-        role = context.value("SELECT quote_ident(session_user)")
-        yield wrong(
-            f"{found}; role {role} cannot see which backends hold it back",
-            "once the queue is full, every NOTIFY and every send fails",
-            f"GRANT pg_read_all_stats TO {role}; -- then run doctor again",
-        )
+        role, sees_all = context.rows(_ROLE_QUERY)[0]
+        if sees_all:
+            found += f"; no backend has held it back for {MIN_OPEN_SECONDS:.0f} s"
+            fix = "psqlmessages doctor  # again, to see whether the usage grows"
+        else:
+            found += f"; role {role} cannot see which backends hold it back"
+            fix = f"GRANT pg_read_all_stats TO {role}; -- then run doctor again"
+        yield wrong(found, "once the queue is full, every NOTIFY and every send fails", fix)
     for holder in holders:
         yield holder_finding(usage, *holder)
 
