@@ -64,12 +64,14 @@ def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> li
 
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that Django's role is no superuser, and that not all roles may create objects."""
-    return [message for alias in _own_aliases(databases) for message in _check_privileges(alias)]
+    aliases = _postgresql_aliases(databases)
+    return [message for alias in aliases for message in _check_privileges(alias)]
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check the timeouts of connections to other machines, and the alias for direct connections."""
-    return [message for alias in _own_aliases(databases) for message in _check_connection(alias)]
+    aliases = _postgresql_aliases(databases)
+    return [message for alias in aliases for message in _check_connection(alias)]
 
 
 def _find_setting_errors() -> list[SettingError]:
@@ -84,6 +86,10 @@ def _own_aliases(databases: Collection[str] | None) -> list[str]:
     if _find_setting_errors():
         return []
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
+
+
+def _postgresql_aliases(databases: Collection[str] | None) -> list[str]:
+    return [each for each in _own_aliases(databases) if connections[each].vendor == "postgresql"]
 
 
 def _check_database(alias: str) -> Iterator[CheckMessage]:
@@ -129,8 +135,6 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_connection(alias: str) -> Iterator[CheckMessage]:
-    if connections[alias].vendor != "postgresql":
-        return
     direct = direct_alias()
     is_bypass = direct is not None and alias == get_settings().DATABASE != direct
     if is_bypass and connections[direct].settings_dict["ATOMIC_REQUESTS"]:
@@ -183,11 +187,8 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
 
 
 def _check_privileges(alias: str) -> Iterator[CheckMessage]:
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
-        return
     try:
-        with connection.cursor() as cursor:
+        with connections[alias].cursor() as cursor:
             cursor.execute(_PRIVILEGES)
             role, is_superuser, is_public_writable = cursor.fetchone()
     except DatabaseError:
@@ -203,7 +204,8 @@ def _check_privileges(alias: str) -> Iterator[CheckMessage]:
     if is_public_writable:
         yield checks.Warning(
             f"Every role may create objects in the schema public of database {alias!r}.",
-            hint="PostgreSQL may prefer their function to its own, and would run it with the rights"
-            " of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
+            hint="The SQL functions could call a function of such a role in place of PostgreSQL's"
+            " own, with the rights of their owner. Run in psql:"
+            " REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
             id="psqlmessages.W202",
         )

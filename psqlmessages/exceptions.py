@@ -16,7 +16,7 @@ classes_by_number: dict[int, type[MessagesError]] = {}
 class Caller(NamedTuple):
     """Role and node of a call, type and name of its destination, and the mode that it needs.
 
-    Words in capitals, and the mode "", stand for what is unknown.
+    The default values, such as ROLE, mean that a value is unknown.
     """
 
     role: str = "ROLE"
@@ -251,10 +251,7 @@ class IdentNotExistent(NotExistent, number=16):
         if named == self.caller.ident:
             return [self._missing_rule()]
         receiver = Caller(self.caller.role, named or "NODE")
-        return [
-            (*receiver[:4], "RW"),
-            self._missing_rule(type_="Rpc", dest=receiver.ident),
-        ]
+        return [(*receiver[:4], "RW"), self._missing_rule(type_="Rpc", dest=receiver.ident)]
 
 
 class AskerNotExistent(NotExistent, number=19):
@@ -328,7 +325,7 @@ class NotOfThisSession(OutOfOrder, number=53):
 
 
 class CallFailed(MessagesError, number=56):
-    """The called node has no handler or failed, or PostgreSQL aborted a call of the relay."""
+    """The called node has no handler, its handler failed, or PostgreSQL aborted a relay's call."""
 
 
 def failure_text(ident: str, error: BaseException) -> str:

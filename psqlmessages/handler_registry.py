@@ -70,7 +70,7 @@ class HandlerRegistry:
         If the last call fails, the message is lost, because topic messages are not stored; the loss
         is logged and counted. A result other than None is sent as the answer if the message asks
         for one. With ``ordered``, the function gets the messages of one topic one after the other,
-        in their order. But a failed message does not delay the messages behind it until its retry.
+        in their order. But the messages behind a failed one do not wait for its retry.
         """
         if not isinstance(topic, str) or not topic:
             raise TypeError(

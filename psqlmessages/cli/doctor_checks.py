@@ -253,7 +253,7 @@ def transaction_finding(
         holder = f"the prepared transaction {prepared} of {role}"
         fix = f"ROLLBACK PREPARED {prepared}"
     return wrong(
-        f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
+        f"{holder} has been in a transaction {duration}; sessions that wait for it: {waiting}",
         "sessions that start or stop using the same topics wait for it; nodes that lose a rule lose"
         " the permission immediately, but receive the event later",
         fix,
@@ -332,8 +332,9 @@ def clock(context: CheckContext) -> Iterator[Finding]:
     )
 
 
-CONNECT_DIRECTLY = (
-    "connect nodes to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES)"
+_CONNECT_DIRECTLY = (
+    "connect nodes to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES),"
+    " or set pool_mode = session in pgbouncer.ini"
 )
 
 
@@ -353,7 +354,7 @@ def listening(context: CheckContext) -> Iterator[Finding]:
     yield wrong(
         f"a notification did not arrive within {NOTIFICATION_TIMEOUT_SECONDS:g} s",
         "nodes on this connection receive nothing",
-        f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
+        _CONNECT_DIRECTLY,
     )
 
 
@@ -369,5 +370,5 @@ def pooler(context: CheckContext) -> Iterator[Finding]:
             f"a pooler that shares connections by {kind.value}",
             "a node needs its own connection, or else it loses its registration and its messages"
             " (calls without a node work: topic_send_as, and send in Django)",
-            f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
+            _CONNECT_DIRECTLY,
         )

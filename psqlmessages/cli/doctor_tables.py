@@ -13,6 +13,7 @@ from psqlmessages.cli.doctor_checks import (
     why_denied,
     wrong,
 )
+from psqlmessages.exceptions import insert_rules
 
 _MAX_STATEMENTS = 3
 
@@ -68,10 +69,6 @@ _ROLES_THAT_MAY_ACT_AS_OWNER = """
     FROM psqlmessages_auth AS a JOIN pg_roles AS r ON r.rolname = a.role
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
     ORDER BY 1
-"""
-_EXAMPLE_RULE = """
-    SELECT format('INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)'
-        ' VALUES (%%L, %%L, ''Topic'', %%L, ''RW'', 60)', session_user, %s::text, %s::text)
 """
 # Roles that do not exist, or were created again after the rule was saved. If a dump is restored in
 # another database, roles have new oids, so an existing role is not checked until the rule is saved.
@@ -144,7 +141,8 @@ def owners(context: CheckContext) -> Iterator[Finding]:
 def rules(context: CheckContext) -> Iterator[Finding]:
     """Check that there are rules, and that no role was dropped since its rules were saved."""
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
-        fix = context.value(_EXAMPLE_RULE, context.node, context.topic)
+        role = context.value("SELECT session_user::text")
+        fix = insert_rules((role, context.node, "Topic", context.topic, "RW"))
         yield wrong("there are no rules", why_denied(fix), fix)
         return
     rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)
@@ -194,7 +192,7 @@ def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> 
     statements = "; ".join(f"ALTER {name} OWNER TO {quoted}" for name, _ in rows[:_MAX_STATEMENTS])
     more = f"; -- and {len(rows) - _MAX_STATEMENTS} more" if len(rows) > _MAX_STATEMENTS else ""
     yield wrong(
-        f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
+        f"functions or tables of {roles}, not of {owner}: {len(rows)}",
         "the owner of a function can replace it, and a function runs with its owner's privileges",
         statements + more,
     )

@@ -128,10 +128,7 @@ def _push(arguments: Namespace) -> int:
             " so only the first would be added"
         )
     bodies = read_bodies(arguments)
-    with (
-        connect_as(arguments.dsn, arguments.node) as connection,
-        Progress("pushed") as progress,
-    ):
+    with connect_as(arguments.dsn, arguments.node) as connection, Progress("pushed") as progress:
         while batch := list(islice(bodies, arguments.batch)):
             call = queue_calls.push_many(
                 arguments.node,
