@@ -368,9 +368,8 @@ def reserve_many(
     """
     ident = own_ident(ident)
     elements = _fetch_elements(queue, queue_calls.reserve(ident, queue, count, duration), using)
-    names = [each.name for each in fields(Element)]
     return [
-        ReservedElement(*(getattr(element, name) for name in names), ident, using)
+        ReservedElement(*(getattr(element, each.name) for each in fields(Element)), ident, using)
         for element in elements
     ]
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from psycopg import errors, sql
 from psycopg.conninfo import make_conninfo
+from psycopg.types.string import TextLoader
 
 from psqlmessages import wire
 from psqlmessages.cli import demo_traffic
@@ -176,6 +177,8 @@ class DemoNode:
         self._script = script
         self._ident = ident
         self._connection = connection
+        # Answers are JSON: show and parse their text.
+        connection.adapters.register_loader("json", TextLoader)
         self._buffer = NotificationBuffer(connection.pgconn)
         self._received: deque[str] = deque()
 
@@ -186,10 +189,11 @@ class DemoNode:
 
     def evaluate_until(self, expected: dict[str, Any]) -> None:
         """Call evaluate until an event arrives: the server notices a crash with a delay."""
-        self._print_statement("SELECT messages.evaluate()")
+        query: Final = "SELECT messages.evaluate()"
+        self._print_statement(query)
         deadline = monotonic() + _WAIT_SECONDS
         while self._find_notification(expected) is None and monotonic() < deadline:
-            self._query("evaluate")
+            self._connection.execute(query)
             self._receive()
 
     def fetch_body(self, payload: str, header: dict[str, Any], body: str) -> None:
@@ -230,16 +234,9 @@ class DemoNode:
             sql.SQL(function), sql.SQL(", ").join(map(sql.Literal, arguments))
         )
         self._print_statement(query.as_string(self._connection))
-        answer = self._query(function, *arguments)
+        answer = str(self._connection.execute(query).fetchall()[0][0])
         self._script.show(answer)
         return answer
-
-    def _query(self, function: str, *arguments: str) -> str:
-        query = sql.SQL("SELECT messages.{}({})::text").format(
-            sql.SQL(function), sql.SQL(", ").join(sql.Placeholder() * len(arguments))
-        )
-        row = self._connection.execute(query, arguments).fetchone()
-        return str(row[0]) if row else ""
 
     def _print_statement(self, text: str) -> None:
         self._script.show(f"{text};", prompt=f"{self._ident}=> ")

@@ -314,13 +314,10 @@ def _has_unapplied_migrations(context: CheckContext) -> bool:
 
 def clock(context: CheckContext) -> Iterator[Finding]:
     """Compare the server's clock with the clock of this machine."""
-    sent_at = datetime.now(UTC)
-    server_time = datetime.fromtimestamp(
-        float(context.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
-    )
+    sent_at, began = datetime.now(UTC), monotonic()
+    difference = context.value("SELECT extract(epoch FROM clock_timestamp() - %s)", sent_at)
     # The server most likely read its clock halfway between the query and the answer.
-    local_time = sent_at + (datetime.now(UTC) - sent_at) / 2
-    seconds = (server_time - local_time).total_seconds()
+    seconds = float(difference) - (monotonic() - began) / 2
     if abs(seconds) < MAX_CLOCK_DIFFERENCE_SECONDS:
         yield ok(f"the server's clock differs by {seconds:+.3f} s")
         return

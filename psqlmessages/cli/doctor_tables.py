@@ -113,7 +113,7 @@ def expired_bodies(context: CheckContext) -> Iterator[Finding]:
     """Check for tables with only expired bodies, which housekeeping should have emptied."""
     tables, size = context.rows(_EXPIRED_TABLES)[0]
     why = "they use disk space: no node runs housekeeping, or an open transaction reads them"
-    found = f"{size:,} bytes in {tables} tables"
+    found = f"tables with only expired bodies: {tables}, of {size:,} bytes"
     yield wrong(found, why, "psqlmessages prune") if tables else ok("none")
 
 
@@ -121,7 +121,7 @@ def stream_tables(context: CheckContext) -> Iterator[Finding]:
     """Check for tables of unneeded stream messages, which housekeeping should have emptied."""
     tables, size = context.rows(_UNNEEDED_TABLES)[0]
     why = "they use disk space: no node publishes, reads or runs housekeeping"
-    found = f"{size:,} bytes in {tables} tables that no subscription and no retention needs"
+    found = f"tables that no subscription and no retention needs: {tables}, of {size:,} bytes"
     yield wrong(found, why, "psqlmessages prune") if tables else ok("no unneeded messages")
 
 

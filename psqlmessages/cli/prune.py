@@ -48,13 +48,10 @@ def prune(dsn: str) -> dict[str, int]:
 
 
 def format_counts(counts: dict[str, int]) -> str:
-    """Format the result of `prune` as a sentence."""
-    tables, sessions = counts["emptied_tables"], counts["ended_sessions"]
-    queues = counts["removed_queues"]
+    """Format the result of `prune` for people."""
     return (
-        f"emptied {tables} table{'' if tables == 1 else 's'} of expired data;"
-        f" ended {sessions} dead session{'' if sessions == 1 else 's'};"
-        f" removed {queues} unused queue{'' if queues == 1 else 's'}"
+        f"emptied tables of expired data: {counts['emptied_tables']}; ended dead sessions:"
+        f" {counts['ended_sessions']}; removed unused queues: {counts['removed_queues']}"
     )
 
 
