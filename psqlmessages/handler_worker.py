@@ -243,6 +243,7 @@ class HandlerWorker:
         A pattern stands for the existing topics that a rule allows. Raises the error of a missing
         rule for a named topic, after listening to all other topics.
         """
+        self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
         handlers = self._registry.list_handlers(self._node.ident)
         topics = {handler.topic for handler in handlers if handler.topic}
         patterns = [topic for topic in topics if topic.endswith("*")]
@@ -257,7 +258,6 @@ class HandlerWorker:
                     errors.append(error)
             else:
                 self._listening.add(topic)
-        self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
         if errors:
             raise errors[0]
         return sorted(self._listening)
@@ -281,7 +281,6 @@ class HandlerWorker:
             self.listen()
         except (MessagesError, psycopg.Error, Error) as error:
             self._log.warning("%s: cannot listen: %s", self._node.ident, error)
-            self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
 
     # Receiving
 
