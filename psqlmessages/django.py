@@ -311,7 +311,7 @@ def pop(
     return _fetch_elements(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
-# In its own transaction, as aread_stream. The commit removes the elements.
+# In its own transaction, like aread_stream. The commit removes the elements.
 apop = sync_to_async(_in_transaction(pop))
 
 
@@ -368,8 +368,9 @@ def reserve_many(
     """
     ident = own_ident(ident)
     elements = _fetch_elements(queue, queue_calls.reserve(ident, queue, count, duration), using)
+    names = [each.name for each in fields(Element)]
     return [
-        ReservedElement(*(getattr(element, each.name) for each in fields(Element)), ident, using)
+        ReservedElement(*(getattr(element, name) for name in names), ident, using)
         for element in elements
     ]
 

@@ -104,13 +104,12 @@ class HandlerRegistry:
         """
 
         def register(function: F) -> F:
-            if (other := self._rpcs.get(node)) is not None:
+            handler = Handler(function, "", node, atomic, tries=1)
+            if (other := self._rpcs.setdefault(node, handler)) is not handler:
                 raise ImproperlyConfigured(
-                    f"Two handlers would answer the same RPCs: {other.name} and"
-                    f" {function.__module__}.{function.__qualname__}. Name the node of each:"
-                    " @on_rpc(node=...)."
+                    f"Two handlers would answer the same RPCs: {other.name} and {handler.name}."
+                    " Name the node of each: @on_rpc(node=...)."
                 )
-            self._rpcs[node] = Handler(function, "", node, atomic, tries=1)
             return function
 
         if function is None:

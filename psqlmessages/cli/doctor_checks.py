@@ -173,7 +173,7 @@ def notification_queue(context: CheckContext) -> Iterator[Finding]:
     if not holders:
         role, sees_all = context.rows(_ROLE_QUERY)[0]
         if sees_all:
-            found += f"; no backend has held it back for {MIN_OPEN_SECONDS:.0f} s"
+            found += f"; no backend has held it back for over {MIN_OPEN_SECONDS:.0f} s"
             fix = "psqlmessages doctor  # again, to see whether the usage grows"
         else:
             found += f"; role {role} cannot see which backends hold it back"
