@@ -70,14 +70,13 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 def _create_schema(cursor: Any) -> None:
     """Create the schema if it is missing; raise an error that names a missing GRANT."""
-    cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
-    if cursor.fetchone()[0]:
-        return
     cursor.execute(
-        "SELECT current_user, quote_ident(current_user), quote_ident(current_database()),"
-        " has_database_privilege(current_database(), 'CREATE')"
+        "SELECT to_regnamespace('messages') IS NOT NULL, current_user, quote_ident(current_user),"
+        " quote_ident(current_database()), has_database_privilege(current_database(), 'CREATE')"
     )
-    role, quoted, database, may_create = cursor.fetchone()
+    exists, role, quoted, database, may_create = cursor.fetchone()
+    if exists:
+        return
     if not may_create:
         raise ProgrammingError(
             f"Role {role} may not create the schema 'messages' in this database. Run as its owner"
