@@ -11,6 +11,7 @@ import psycopg
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
@@ -125,7 +126,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 " or set pool_mode = session in pgbouncer.ini.",
                 id="psqlmessages.W103",
             )
-    except (DatabaseError, psycopg.Error) as error:
+    except (DatabaseError, ImproperlyConfigured, psycopg.Error) as error:
         yield checks.Warning(
             f"Database {alias!r} could not be checked: {str(error).strip()}",
             hint="It is unknown whether messages can be sent. Make sure that the server runs, then"

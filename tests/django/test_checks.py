@@ -106,7 +106,10 @@ def test_every_setting_is_documented_with_its_default():
 
 
 def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings):
-    with namespace("legacy", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
+    sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    with namespace("direct", **sqlite):
+        assert ids(check_databases(databases=["default"])) == ["psqlmessages.W101"]
+    with namespace("legacy", **sqlite):
         (found,) = check_databases(databases=["default", "legacy"])
         assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
         with pytest.raises(ImproperlyConfigured, match="SQLite"):

@@ -105,8 +105,6 @@ def test_it_fails_with_the_problem_its_reason_and_its_fix(shop: World, capsys):
     assert main(["--dsn", shop.server.url(), "doctor", "--json"]) == 1
     (first, *_) = (report := json.loads(capsys.readouterr().out))["findings"]
     assert (report["wrong"], set(first)) == (1, {"check", "state", "found", "why", "fix"})
-    assert main(["--dsn", "host=127.0.0.1 port=1 user=nobody", "doctor"]) == 1
-    assert capsys.readouterr().err.startswith("psqlmessages: connection failed")
 
 
 def test_prune_removes_expired_bodies_left_behind(shop: World, examined: RunCheck, capsys):
@@ -284,9 +282,7 @@ def test_too_wide_rights_are_found_and_fixed(shop: World, examined: RunCheck, ch
     assert examined(owners).fix == "ALTER ROLE postgres NOSUPERUSER"
 
 
-def test_a_role_sees_less_and_only_owners_prune(
-    shop: World, examined: RunCheck, monkeypatch, capsys
-):
+def test_roles_see_less_and_only_owners_prune(shop: World, examined: RunCheck, monkeypatch, capsys):
     found = examined(expired_bodies, shop.server.url("user1"))
     assert found.found == "role user1 lacks the privileges for this check"
     assert main(["--dsn", shop.server.url("user1"), "doctor"]) == 0
