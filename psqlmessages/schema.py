@@ -50,16 +50,14 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         try:
             # Replaced functions keep their oid, so calls that waited for the locks find them again.
             with cursor.connection.transaction():
-                lock_tables(cursor, "some")
-                cursor.execute(_read_script("upgrade_tables.sql"))
+                prepare_tables(cursor, "some")
                 _replace_objects(cursor, folder)
         except OperationalError:
             # A lock was not available: dropping the objects would not help.
             raise
         except Error:
             # Some objects cannot be replaced, only dropped: for instance, with a renamed parameter.
-            lock_tables(cursor, "all")
-            cursor.execute(_read_script("upgrade_tables.sql"))
+            prepare_tables(cursor, "all")
             _drop_objects(cursor)
             _run_scripts(cursor, scripts(folder))
         for kind, name, statement in grants:
@@ -96,17 +94,20 @@ def removal_statements() -> list[str]:
     """List the statements that `remove` runs."""
     return [
         "SELECT set_config('messages.locks', 'all', true);",
-        _read_script("lock_tables.sql"),
+        _read_script("prepare_tables.sql"),
         "SELECT set_config('messages.kept', '', true);",
         _read_script("drop_code.sql"),
         _read_script("remove.sql"),
     ]
 
 
-def lock_tables(cursor: Any, scope: str) -> None:
-    """Lock tables, so that calls wait. ``scope``: "some" to replace objects, "all" to drop."""
+def prepare_tables(cursor: Any, scope: str) -> None:
+    """Lock tables, so that calls wait, and rename those of an earlier development state.
+
+    ``scope``: "some" to replace objects, "all" to drop.
+    """
     cursor.execute("SELECT set_config('messages.locks', %s, true)", [scope])
-    cursor.execute(_read_script("lock_tables.sql"))
+    cursor.execute(_read_script("prepare_tables.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
@@ -274,7 +275,7 @@ def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -
     # Unlike `install`, these statements drop no objects of earlier versions and restore no grants.
     schema_editor.collected_sql += [
         "CREATE SCHEMA IF NOT EXISTS messages;",
-        _read_script("upgrade_tables.sql"),
+        _read_script("prepare_tables.sql"),
         *(script.read_text() for script in scripts(folder)),
         f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
     ]

