@@ -68,14 +68,13 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 def _create_schema(cursor: Any) -> None:
     """Create the schema if it is missing; raise an error that names a missing GRANT."""
-    cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
-    if cursor.fetchone()[0]:
-        return
     cursor.execute(
-        "SELECT current_user, quote_ident(current_user), quote_ident(current_database()),"
-        " has_database_privilege(current_database(), 'CREATE')"
+        "SELECT to_regnamespace('messages') IS NOT NULL, current_user, quote_ident(current_user),"
+        " quote_ident(current_database()), has_database_privilege(current_database(), 'CREATE')"
     )
-    role, quoted, database, may_create = cursor.fetchone()
+    exists, role, quoted, database, may_create = cursor.fetchone()
+    if exists:
+        return
     if not may_create:
         raise ProgrammingError(
             f"Role {role} may not create the schema 'messages' in this database. Run as its owner"
@@ -194,8 +193,6 @@ class InstallSQL(Operation):
     installs the scripts of the version ``before``; if ``before`` is None, it removes everything.
     """
 
-    reversible = True
-
     def __init__(self, version: str, digest: str, before: str | None = None) -> None:
         self.version = version
         self.digest = digest
@@ -240,15 +237,6 @@ class InstallSQL(Operation):
         """Return the text for `migrate --plan`."""
         return f"Install the SQL functions of version {self.version}"
 
-    @property
-    def migration_name_fragment(self) -> str:
-        """The end of the name of a generated migration."""
-        return f"sql_{self.version}"
-
-    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return the name and arguments for a migration file."""
-        return self.__class__.__name__, [self.version, self.digest], {"before": self.before}
-
 
 class ReinstallSQL(InstallSQL):
     """Update SQL functions that an earlier development state of this version has installed.
@@ -277,10 +265,6 @@ class ReinstallSQL(InstallSQL):
     def describe(self) -> str:
         """Return the text for `migrate --plan`."""
         return "Install the current SQL functions if the database has earlier ones"
-
-    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return only the name, since there are no arguments."""
-        return self.__class__.__name__, [], {}
 
 
 def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
