@@ -1,24 +1,41 @@
 """Streams of topics, driven as Spark does: every message once, whatever comes in between."""
 
 import pickle
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.errors import DeadlockDetected
 from pyspark.sql.types import StructType
 
 from psqlmessages import exceptions
 from psqlmessages.pipeline import columns, errors, topic_ranges
 from psqlmessages.pipeline import reader as reader_module
-from psqlmessages.pipeline.database import OutageRetry
+from psqlmessages.pipeline.arrow_connections import MAX_CONNECTIONS, ArrowConnections
+from psqlmessages.pipeline.database import Database, OutageRetry
+from psqlmessages.pipeline.reader import ReadStatement
 from psqlmessages.pipeline.topic_ranges import IdRange, StreamStatements
 from tests.pipeline.driving import Query, Source, away, said
 
 POSITION = "SELECT position FROM psqlmessages_subscription WHERE ident = 'READ' AND topic = %s"
 PINGED = "SELECT pinged_at FROM psqlmessages_subscription WHERE topic = 'P2'"
+CONFLICT = """
+    CREATE SEQUENCE conflicts;
+    CREATE FUNCTION conflict() RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $$
+    DECLARE v_number bigint := nextval('conflicts');
+    BEGIN
+        IF v_number % 3 > 0 THEN
+            RAISE EXCEPTION 'conflict' USING ERRCODE = (ARRAY['40P01', '40001'])[v_number % 3];
+        END IF;
+        RETURN v_number;
+    END $$
+"""
 LARGE = [digit * 600_000 for digit in "1234"]
 
 
@@ -292,6 +309,41 @@ def test_driver_and_executors_await_their_database(source: Source, caplog):
     assert [row["body"] for row in found] == ["3"]
     with pytest.raises(exceptions.ServerUnreachable, match="the database is unreachable: refused"):
         OutageRetry(timedelta(0)).wait_after("refused\nmore")
+
+
+def test_deadlocks_and_serialization_failures_are_retried_and_logged_as_such(source, caplog):
+    source.owner.execute(CONFLICT)
+    sql, schema = "SELECT conflict() AS id", StructType([columns.TOPIC_SCHEMA["id"]])
+    dsn_options = {"dsnFile": source.dsn_file}
+    try:
+        (batch,) = reader_module.read_batches(dsn_options, [ReadStatement(sql)], schema)
+        with closing(Database(dsn_options)) as database:
+            rows = database.fetch_rows(sql)
+    finally:
+        source.owner.execute("DROP FUNCTION conflict; DROP SEQUENCE conflicts")
+        reader_module.disconnect()
+    assert (batch["id"].to_pylist(), rows) == ([3], [(6,)])
+    assert "PostgreSQL rolled back a transaction, retrying: conflict" in caplog.text
+    assert "the database is" not in caplog.text
+    with pytest.raises(DeadlockDetected):
+        OutageRetry(timedelta(0)).wait_after(DeadlockDetected("conflict"))
+
+
+def test_a_forked_process_fills_the_cache_with_its_own_connections_only(source: Source):
+    cache, address = ArrowConnections(), source.world.server.url("user2")
+    addresses = [f"{address}?application_name=fork{number}" for number in range(MAX_CONNECTIONS)]
+
+    def is_each_cached() -> bool:
+        opened = [cache.get(each) for each in addresses]
+        return opened == [cache.get(each) for each in addresses]
+
+    assert is_each_cached()
+    process = get_context("fork").Process(target=lambda: sys.exit(not is_each_cached()))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert is_each_cached()
+    cache.close()
 
 
 def test_a_broken_read_goes_on_unless_messages_went(source: Source, monkeypatch):
