@@ -22,7 +22,7 @@ _PUSHDOWN_MODULE: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class MessagesSource(datasource.DataSource):
-    """Creates the readers and writers of topics and queues. Parses the options of reads."""
+    """Creates the readers and writers of topics and queues."""
 
     @classmethod
     def name(cls) -> str:

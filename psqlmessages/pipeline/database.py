@@ -199,9 +199,9 @@ def _reached_file(address: str) -> Path:
 class Database:
     """Runs statements one by one in autocommit mode; threads may share an instance.
 
-    If the connection breaks, the statement is repeated, and may be executed twice. If the database
-    is down, calls retry for ``timeout``, but not for an address that was never reached: see
-    `record_reached_address`. ``options`` are those of `dsn`.
+    After an error of TRANSIENT, calls repeat the statement for ``timeout``, but not for an address
+    that was never reached: see `record_reached_address`. If the connection breaks, the statement
+    may be executed twice. ``options`` are those of `dsn`.
     """
 
     def __init__(self, options: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:

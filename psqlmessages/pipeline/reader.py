@@ -38,7 +38,7 @@ def exclude_modules_from_gc() -> None:
 # Size of the driver's batches. Larger ones are slower: 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
 # Rows are buffered, and returned when the buffer exceeds this size. While no row has been returned,
-# every read can be repeated after a lost connection, also without `is_repeatable`.
+# every read can be repeated, also without `is_repeatable`.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 _STATEMENT_OPTIONS: Final = {
@@ -81,8 +81,8 @@ def read_batches(
     Takes each statement from the iterator after reading the rows of the previous one. Runs
     ``final_query`` last: its SQL returns JSON as text, and its function gets the parsed JSON.
 
-    After an error of TRANSIENT, retries with the first statement, and skips the
-    rows already returned. Raises ServerUnreachable after OUTAGE_TIMEOUT. If rows were returned,
+    After an error of TRANSIENT, retries with the first statement, and skips the rows already
+    returned; after OUTAGE_TIMEOUT, raises ServerUnreachable or the conflict. If rows were returned,
     raises ReadBroken unless ``is_repeatable`` (a retry returns the same rows in the same order),
     and if the retry returns fewer rows than before, or than ``row_count`` (0: unknown).
     """
@@ -120,9 +120,7 @@ def read_batches(
         retry.reset()
         count = returned + sum(each.num_rows for each in buffered)
         if to_skip or (is_resumed and count < row_count):
-            raise ReadBroken(
-                "the connection broke while reading, and rows were removed before it was restored"
-            )
+            raise ReadBroken("the read broke, and rows were removed before it was repeated")
         yield from buffered
         return
 

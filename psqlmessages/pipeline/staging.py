@@ -83,7 +83,7 @@ class _StagingTask:
     """Stages the rows of a task, with a new staging id for each transaction.
 
     ``staging_ids`` are the ids of committed transactions, in order. ``uncertain_ids`` are the ids
-    of transactions during which the connection was lost: they may be committed.
+    of transactions that failed with an error of TRANSIENT: they may be committed.
     """
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:

@@ -326,8 +326,7 @@ def test_the_options_of_the_pipeline_are_on_its_pages():
     for each in parsers:  # `archive` has both options and subcommands
         for action in each._actions:
             options |= {*action.option_strings}
-            if isinstance(action, argparse._SubParsersAction):
-                parsers += action.choices.values()
+            parsers += getattr(action.choices, "values", list)()
     assert options - {"-h", "--help"} <= set(re.findall(r"--[a-z-]+", "".join(pages)))
 
 
