@@ -174,7 +174,7 @@ def test_a_topic_without_a_right_is_refused(source: Source):
     query = source.follow()
     query.begin(planned=True)
     source.owner.execute("DELETE FROM messages.auth WHERE ident = 'READ'")
-    with pytest.raises(exceptions.IdentNotExistent, match="^16: Client READ don't exist"):
+    with pytest.raises(exceptions.IdentNotExistent, match="Client READ don't exist"):
         query.read()
 
 
@@ -360,7 +360,7 @@ def test_a_broken_read_goes_on_unless_messages_went(source: Source, monkeypatch)
         list(batches)
 
 
-def test_a_wrong_or_missing_address_is_reported_immediately(source: Source, monkeypatch):
+def test_a_wrong_address_is_reported_immediately(source: Source):
     query = source.follow()
     query.begin()
     password = source.world.server.server.home.passwords.get("user2")
@@ -373,7 +373,3 @@ def test_a_wrong_or_missing_address_is_reported_immediately(source: Source, monk
         query.plan()
     with pytest.raises(exceptions.ServerUnreachable, match="cannot connect"):
         Query(topic="T", dsnFile=str(file)).begin()
-    for name in ("PSQLMESSAGES_DSN", "PSQLMESSAGES_DSN_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(errors.NoValidDsn, match="set PSQLMESSAGES_DSN"):
-        Query(topic="T").begin()

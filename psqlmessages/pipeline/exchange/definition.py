@@ -115,7 +115,5 @@ class DefinitionFolder:
     @property
     def version_in_use(self) -> int:
         """The last version recorded by ``record_in_use``; 0 before the first."""
-        try:
-            return int(self._version_in_use.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return 0
+        file = self._version_in_use
+        return int(file.read_text(encoding="utf-8")) if file.exists() else 0
