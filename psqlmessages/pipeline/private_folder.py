@@ -77,8 +77,8 @@ def _is_unlocked(folder: Path) -> bool:
     try:
         with (folder / _LOCK_FILE).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
     except BlockingIOError:
         return False
-    except FileNotFoundError:
-        pass
     return True

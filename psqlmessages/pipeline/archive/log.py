@@ -264,7 +264,7 @@ class ArchiveLog:
     def load(self) -> None:
         """Read the last snapshot and later entries; complete moves that were interrupted."""
         for _ in range(_LOAD_ATTEMPTS):
-            # FileNotFoundError: another process has written a snapshot and deleted old entries.
+            # If another process writes a snapshot and deletes old entries, start again.
             with suppress(FileNotFoundError):
                 return self._load()
         raise ArchiveError(f"an entry is missing in the log of {self.folder.root}")
