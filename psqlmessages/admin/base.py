@@ -16,7 +16,7 @@ from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.models.expressions import RawSQL
 from django.forms import CharField, ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -101,6 +101,10 @@ class BaseAdmin(ModelAdmin):
             for named in (each._meta, *each._meta.fields):
                 if named.verbose_name in _NAMES:
                     named.verbose_name = _(named.verbose_name)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Read the database that holds the rules, even if the project reads from a replica."""
+        return super().get_queryset(request).using(database())
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may add objects."""
@@ -299,7 +303,8 @@ LIVE_SESSIONS = RawSQL("SELECT messages._live_sessions()", [])
 def rules_context(kind: str, name: str) -> dict[str, Any]:
     """Return the first rules that match a topic or queue, for the template ``_rules.html``."""
     ((patterns,),) = fetch_rows("SELECT messages._patterns(%s)", [name])
-    rules = list(Auth.objects.filter(type=kind, dest__in=patterns)[: MAX_RULES + 1])
+    matching = Auth.objects.using(database()).filter(type=kind, dest__in=patterns)
+    rules = list(matching[: MAX_RULES + 1])
     return {"rules": rules[:MAX_RULES], "has_more_rules": len(rules) > MAX_RULES}
 
 

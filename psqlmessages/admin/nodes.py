@@ -69,7 +69,9 @@ class ClientAdmin(OpenTransactionsAdmin):
                 _first_topics(Membership.Kind.NOTIFY, "sent"),
                 Prefetch(
                     "observations",
-                    Observation.objects.order_by("pattern")[: _MAX_NAMES + 1],
+                    Observation.objects.using(base.database()).order_by("pattern")[
+                        : _MAX_NAMES + 1
+                    ],
                     to_attr="observed",
                 ),
             )
@@ -122,7 +124,8 @@ class ClientAdmin(OpenTransactionsAdmin):
 
 def _first_topics(kind: str, attribute: str) -> Prefetch:
     """Prefetch the first topics of each node into an attribute. A node may have thousands."""
-    members = Membership.objects.filter(kind=kind).select_related("topic").order_by("topic__name")
+    members = Membership.objects.using(base.database()).filter(kind=kind)
+    members = members.select_related("topic").order_by("topic__name")
     return Prefetch("memberships", members[: _MAX_NAMES + 1], to_attr=attribute)
 
 

@@ -109,7 +109,7 @@ class ElementsMixin:
 
     def elements_view(self, request: HttpRequest, key: int) -> HttpResponse:
         """Show a page of a queue's elements, or redrive dead letters."""
-        queue = get_object_or_404(Queue, pk=key)
+        queue = get_object_or_404(Queue.objects.using(database()), pk=key)
         if not self.has_view_elements_permission(request):
             can_view = self.has_view_permission(request)
             raise PermissionDenied(f"psqlmessages.view_{'element' if can_view else 'queue'}")
@@ -134,7 +134,8 @@ class ElementsMixin:
 
     def _redrive(self, request: HttpRequest, queue: Queue) -> None:
         """Redrive the chosen or all dead letters, up to MAX_REDRIVEN, and report the number."""
-        dead_letters = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
+        elements = Element.objects.using(database())
+        dead_letters = elements.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
             chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
             dead_letters = dead_letters.filter(pk__in=chosen[:MAX_REDRIVEN])
@@ -159,7 +160,8 @@ def _read_page(queue: Queue, query: Any, *, may_see_bodies: bool) -> dict[str, A
     ``query`` may have the order, and the time and id of the previous page's last element.
     """
     order = query.get("order") if query.get("order") in _ORDERS else "first"
-    entries = _after_previous_page(Element.objects.filter(queue=queue), query, order)
+    elements_of_queue = Element.objects.using(database()).filter(queue=queue)
+    entries = _after_previous_page(elements_of_queue, query, order)
     entries = entries.order_by(*_ORDERS[order]).annotate(
         now=Now(),
         size=Func(F("body"), function="octet_length", output_field=IntegerField()),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.actions import delete_selected
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
@@ -159,8 +160,8 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Ask for confirmation, and name the affected nodes; then delete one rule."""
-        view, rules = super().delete_view, Auth.objects.filter(pk=object_id)
-        context = {**(extra_context or {}), **_affected(request, rules)}
+        view, rule = super().delete_view, self.get_object(request, unquote(object_id))
+        context = {**(extra_context or {}), **_affected(request, [rule.pk] if rule else [])}
         return self._with_impact(request, lambda: view(request, object_id, context))
 
     @admin.action(description=_("Delete selected rules"), permissions=["delete"])
@@ -168,7 +169,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         """Ask for confirmation, and name the affected nodes; then delete the rules."""
         response = delete_selected(self, request, queryset)
         if isinstance(response, TemplateResponse):
-            response.context_data |= _affected(request, queryset)
+            response.context_data |= _affected(request, queryset.values_list("pk", flat=True))
         return response
 
     def save_model(
@@ -208,10 +209,10 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         return response
 
 
-def _affected(request: HttpRequest, rules: QuerySet[Auth]) -> dict[str, Any]:
+def _affected(request: HttpRequest, rule_ids: Iterable[int]) -> dict[str, Any]:
     """Return the context of the confirmation: the connected nodes that the rules apply to."""
     if "post" in request.POST:
         return {}
     impact = RuleImpact()
-    impact.add_connected_nodes(rules.values_list("pk", flat=True))
+    impact.add_connected_nodes(rule_ids)
     return {"is_about_rules": True, "affected": base.list_names(sorted(impact.idents), _MAX_NAMES)}
