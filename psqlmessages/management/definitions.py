@@ -6,8 +6,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from django.db import DatabaseError
-
 from psqlmessages.cli.output import CliCommand, fail, one_line, read_input
 from psqlmessages.rules import changes, document
 
@@ -50,8 +48,6 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
             changes.apply(difference, changes.fingerprint(current), arguments.database)
         except changes.DefinitionsChanged:
             return fail("the rules or web identities have changed during the import: run it again")
-        except DatabaseError as error:
-            return fail(str(error).strip())
     print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     return 0
 

@@ -15,6 +15,7 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import MODES, TYPES, Identity, RuleEntry
+from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
 
 OF_NEWS = "SELECT string_agg(role || ' ' || mode, ',') FROM messages.auth WHERE dest = 'NEWS'"
@@ -186,6 +187,9 @@ def test_import_in_another_database_restores_an_export(shop: World, tmp_path: Pa
     file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
     wrong = "psqlmessages: There is no user alice for the ident a.\n"
     assert called(capsys, "definitions", "import", str(file)) == (1, "", wrong)
+    with namespace("away", HOST="127.0.0.1", PORT="1"):
+        code, _, said = called(capsys, "--database=away", "definitions", "export", "-")
+    assert (code, said.partition(":")[2][:20], said.count("\n")) == (1, " connection failed: ", 1)
 
 
 def test_dumped_rules_are_loaded_beside_those_that_are_there(shop: World, tmp_path: Path):

@@ -129,23 +129,18 @@ def shares_of_two() -> list[int]:
 def test_two_processes_share_the_work_and_one_continues_alone(field: Field, server: TestedServer):
     field.define(x1=flow("a", "b", "c", parallel=2, wsize=100))
     processes = [start(server, "psqlmessages", "exchange", "run") for _ in range(2)]
-    pushed = 0
-
-    def push(number: int) -> None:
-        nonlocal pushed
-        field.default.push_many("a", [str(pushed + each) for each in range(number)])
-        pushed += number
-
+    bodies, pushed = [str(number) for number in range(205_000)], 0
     try:
         for process in processes:
             assert process.stderr.readline() == "running x1; press Ctrl-C to stop\n"
         while pushed < 2_000 or (min(shares_of_two()) <= 200 and pushed < 200_000):
-            push(500)
+            field.default.push_many("a", bodies[pushed : pushed + 500])
+            pushed += 500
             field.until_idle()
         assert min(shares_of_two()) > 200
         field.until(lambda: sum(shares_of_two()) == pushed)
-        push(5_000)
-        field.until(lambda: len(field.default.bodies("b")) > pushed - 5_000)
+        field.default.push_many("a", bodies[pushed : pushed + 5_000])
+        field.until(lambda: len(field.default.bodies("b")) > pushed)
         processes[0].kill()
         field.until_idle()
     finally:
@@ -155,4 +150,4 @@ def test_two_processes_share_the_work_and_one_continues_alone(field: Field, serv
     assert [process.returncode for process in processes] == [-signal.SIGKILL, 0], said
     assert "stopped: " in said[1]
     for queue in "bc":
-        assert sorted(map(int, field.default.bodies(queue))) == list(range(pushed))
+        assert sorted(field.default.bodies(queue), key=int) == bodies[: pushed + 5_000]
