@@ -18,14 +18,15 @@ from django.shortcuts import get_object_or_404
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop as noop
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
 
-# Queue operations of the admin. The web process owns the tables. It therefore needs no rule, calls
-# private functions, and changes the tables.
+# Queue operations of the admin. They need no rule: the web process owns the tables, so it may
+# change them and call private functions.
 
 _SET_PAUSED = """
     WITH changed AS (
@@ -147,10 +148,12 @@ class ElementsMixin:
         ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
         queues = ", ".join(f"{number:,} into {name}" for name, number in counts)
-        text = f"{moved:,} of {len(queue_by_id):,} dead letters were redriven: {queues}."
+        text = noop("{moved:,} of {chosen:,} dead letters were redriven: {queues}.")
+        numbers = {"moved": moved, "chosen": len(queue_by_id), "queues": queues}
+        base.record_history(request, [(queue, CHANGE, text.format(**numbers))])
+        text = _(text).format(**numbers)
         if moved < len(queue_by_id):
-            text += " Reserved ones stay."
-        base.record_history(request, [(queue, CHANGE, text)])
+            text = f"{text} {_('Reserved ones stay.')}"
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 

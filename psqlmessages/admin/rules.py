@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, ClassVar
 
 from django import forms
@@ -18,12 +19,7 @@ from django.utils.html import escape
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import (
-    BaseAdmin,
-    HistoryMixin,
-    VerbatimForm,
-    find_remarks,
-)
+from psqlmessages.admin.base import BaseAdmin, HistoryMixin, VerbatimForm, find_remarks
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.admin.lists import IdentFilter, RoleFilter
 from psqlmessages.admin.rule_transfer import TransferMixin
@@ -38,8 +34,8 @@ _MAX_NAMES = 20
 class RuleForm(VerbatimForm):
     """A rule. The form refuses invalid rules, and refuses to overwrite concurrent changes."""
 
-    # Set on the class that the admin creates for each request.
-    lock: ClassVar[base.RuleLock]
+    # Tries to lock the rules once for each request. Set on the class that the admin then creates.
+    try_lock: ClassVar[Callable[[], str]]
 
     class Meta:
         model = Auth
@@ -65,7 +61,7 @@ class RuleForm(VerbatimForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
-        if error := self.lock.acquire():
+        if error := self.try_lock():
             raise ValidationError(error)
         values = {**self._read_current_rule(), **cleaned}
         for name, sentence in RuleEntry(
@@ -128,9 +124,9 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm]:
-        """Return the form class of the request. It has the lock of the request."""
+        """Return the form class of the request, with its own `try_lock`."""
         form = super().get_form(request, obj, change, **kwargs)
-        form.lock = base.RuleLock()
+        form.try_lock = staticmethod(cache(base.try_lock_rules))
         if field := form.base_fields.get("role"):
             # The admin renders help texts as HTML.
             sentence = _("This site connects as {role}.").format(role=escape(base.current_role()))
@@ -138,9 +134,9 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
-        """Return the form class of the list's rows. All rows share the lock of the request."""
+        """Return the form class of the list's rows. All rows share one `try_lock`."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
-        form.lock = base.RuleLock()
+        form.try_lock = staticmethod(cache(base.try_lock_rules))
         return form
 
     def changelist_view(

@@ -55,7 +55,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
 
 @admin.register(Topic)
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
-    """The topics. A rule that names a topic creates it, and so do nodes with a pattern rule."""
+    """The topics. A rule that names a topic creates it, and so do nodes whose rule is a pattern."""
 
     list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)
@@ -63,7 +63,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     fields = ("name", "retention")
     readonly_fields = ("name",)
 
-    # A rule that names a topic creates it. An unused topic costs nothing.
+    # An unused topic costs nothing.
     denied_permissions = ("add", "delete")
     fragments = ("rules",)
     pages: ClassVar = {"archive": "<int:key>/archive/"}
@@ -115,16 +115,10 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
 
 
 def _count_nodes(kind: str) -> Coalesce:
-    members = (
-        Membership.objects.filter(
-            topic=OuterRef("pk"), kind=kind, client__session__in=base.LIVE_SESSIONS
-        )
-        .order_by()
-        .values("topic")
-        .annotate(number=Count("pk"))
-        .values("number")
-    )
-    return Coalesce(Subquery(members), 0, output_field=IntegerField())
+    live = Membership.objects.filter(kind=kind, client__session__in=base.LIVE_SESSIONS)
+    members = live.filter(topic=OuterRef("pk")).order_by().values("topic")
+    numbers = members.annotate(number=Count("pk")).values("number")
+    return Coalesce(Subquery(numbers), 0, output_field=IntegerField())
 
 
 def _idents(topic: Topic, kind: str) -> list[str]:

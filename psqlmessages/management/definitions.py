@@ -35,10 +35,6 @@ def run(arguments: Namespace) -> int:
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
         return fail(*error.errors)
-    return _import(wanted, arguments)
-
-
-def _import(wanted: document.Definitions, arguments: Namespace) -> int:
     current = changes.read_current(arguments.database)
     difference = changes.difference(current, wanted, is_replacing=arguments.replace)
     for line in difference.lines():

@@ -50,15 +50,17 @@ def list_exchanges(arguments: Namespace) -> int:
     if not rows:
         print("no exchanges")
         return 0
-    counts, workers = count_outcomes(rows, arguments.database), _count_workers(arguments.database)
-    missing = read_missing_rules(arguments.database)
+    using = arguments.database
+    counts, missing = count_outcomes(rows, using), read_missing_rules(using)
+    live = ExchangeCount.objects.using(using).filter(has_live_worker()).values_list("exchange")
+    processes = Counter(dict(live.annotate(Count("worker", distinct=True))))
     lines = []
     for row in rows:
         definition = repository.to_definition(row)
         cells = (
             definition.name,
             format_state(is_running=row.is_running, is_blocked=row.pk in missing),
-            str(workers[row.pk]),
+            str(processes[row.pk]),
             str(definition.source),
             ", ".join(map(str, definition.destinations)),
             *(f"{counts[row.pk, outcome]:,}" for outcome in ELEMENT_OUTCOMES),
@@ -70,12 +72,6 @@ def list_exchanges(arguments: Namespace) -> int:
         for rule in missing.get(row.pk, ()):
             print(one_line(f"{row.name} is blocked: missing rule in {rule}"))
     return 0
-
-
-def _count_workers(using: str) -> Counter[int]:
-    """Count the processes that run each exchange, by their recent heartbeats."""
-    alive = ExchangeCount.objects.using(using).filter(has_live_worker())
-    return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
 
 
 # exchange load: print and apply the changes, and report missing rules and cycles.

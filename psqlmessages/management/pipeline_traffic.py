@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 CHECKPOINT: Final = ".pipeline/traffic"
 
 _PRUNE_SECONDS: Final = 10 * 60
-_RULE: Final = (
-    "a rule for all topics: INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-    " VALUES (current_user, 'pipeline.*', 'Topic', '*', 'R', 10)"
-)
 
 
 def _configure(parser: ArgumentParser) -> None:
@@ -119,7 +115,10 @@ def _print_topics(context: JobContext) -> None:
     number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
     context.say(f"reading {number} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not topics:
-        context.say(f"no rule lets {traffic.CLIENT} read any topic. Add {_RULE}")
+        context.say(
+            f"no rule lets {traffic.CLIENT} read any topic. For all topics: python manage.py"
+            f" psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic '*'"
+        )
 
 
 COMMAND = CliCommand(

@@ -113,14 +113,11 @@ NO_RULES = (
     ({"timeout": 0}, "timeout: The timeout must be 1 second or more."),
     ({"timeout": 2**31}, "timeout: The timeout must be 2,147,483,647 seconds or less."),
     ({"timeout": True}, "timeout: True is not a whole number of seconds."),
-    ({"timeout": 1.5}, "timeout: 1.5 is not a whole number of seconds."),
-    ({"timeout": "9"}, "timeout: '9' is not a whole number of seconds."),
     ({"role": ""}, "role: It is empty."),
     ({"role": "r" * 64}, "role: It has 64 characters; the maximum is 63."),
     ({"dest": "T" * 101}, "dest: It has 101 characters; the maximum is 100."),
     ({"ident": None}, "ident: None is not a string."),
     ({"ident": "a\0"}, "ident: 'a\\x00' contains a character that PostgreSQL cannot store."),
-    ({"ident": "\ud800"}, "ident: '\\ud800' contains a character that PostgreSQL cannot store."),
     ({"mods": "R"}, f"'mods': unknown field; the fields are {', '.join(RULE)}."),
 )
 
