@@ -73,6 +73,11 @@ def add_streaming_arguments(
     )
 
 
+def split_names(text: str) -> list[str]:
+    """Split names at commas; spaces around them are no part of them."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
 def run(arguments: Namespace) -> int:
     """Run the chosen job; raise JobFailed after an error of Spark."""
     if find_spec("pyspark") is None:

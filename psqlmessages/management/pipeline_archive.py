@@ -67,7 +67,7 @@ def _verify(arguments: Namespace) -> int:
 
     are_equal, has_compared = True, False
     with _open_archive("verify", arguments) as (_, archive):
-        names = arguments.topic.split(",") if arguments.topic else None
+        names = pipeline.split_names(arguments.topic or "") or None
         for comparison in verify_module.verify(archive, names):
             has_compared = True
             are_equal = are_equal and comparison.is_equal
@@ -182,7 +182,7 @@ def _archive(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 
     root = _archive_folder(arguments)
-    names = tuple(name for name in (arguments.topic or "").split(",") if name)
+    names = tuple(pipeline.split_names(arguments.topic or ""))
     with pipeline.JobContext(COMMAND.name, arguments) as context:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:

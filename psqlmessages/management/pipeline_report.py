@@ -16,7 +16,7 @@ from django.db.models import Min
 
 from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.exchanges.store import repository
-from psqlmessages.management.pipeline import JobContext
+from psqlmessages.management.pipeline import JobContext, split_names
 from psqlmessages.models import ExchangeCount, Traffic
 from psqlmessages.pipeline.report import contents, html
 from psqlmessages.pipeline.report.contents import (
@@ -181,7 +181,7 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
     if window is None:
         return None
     step = period.step(window)
-    topic_names = [name.strip() for name in topics.split(",") if name.strip()]
+    topic_names = split_names(topics)
     parameters = {
         **period._asdict(),
         "window": window,
