@@ -19,7 +19,7 @@ from psqlmessages.monitor.access import SEND_TEST_MESSAGES
 from psqlmessages.monitor.actions import Action, Fields, field_value, log_action, perform, read_body
 from psqlmessages.monitor.names import ident_pattern, object_url
 from psqlmessages.monitor.views import ADD_RULE, require_monitor_access, require_topic_name
-from psqlmessages.orm import fetch, own_ident, run
+from psqlmessages.orm import direct_alias, fetch, own_ident, run
 from psqlmessages.wire import EncodedBody
 
 # The timeout in the monitor's rule has no effect, since observing stores no bodies.
@@ -90,7 +90,8 @@ def add_rule(request: HttpRequest) -> HttpResponse:
     if not request.user.has_perm(ADD_RULE):
         text = _("The permission {permission} is missing.").format(permission=ADD_RULE)
         return JsonResponse({"error": text}, status=403)
-    ((role,),) = fetch("SELECT session_user::text", [], database())
+    # The monitor observes on the connection for sessions that LISTEN, which may have another role.
+    ((role,),) = fetch("SELECT session_user::text", [], direct_alias())
     try:
         rule, is_new = Auth.objects.get_or_create(
             role=role,

@@ -15,6 +15,7 @@ from psqlmessages.checks import COMMAND_TAG
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
 from psqlmessages.cli.output import fail
+from psqlmessages.client.calls import translate_error
 from psqlmessages.management import (
     access,
     database,
@@ -73,8 +74,11 @@ class Command(BaseCommand):
 
 
 def _error_text(error: Error) -> str:
-    """Return PostgreSQL's message and hint, or else the text of the error."""
+    """Return PostgreSQL's message and hint, the error as the client names it, or its text."""
     cause = error.__cause__
-    if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
+    if not isinstance(cause, psycopg.Error):
         return error_line(error)
+    translated = translate_error(cause, is_broken=False)
+    if translated is not cause or cause.diag.message_primary is None:
+        return error_line(translated)
     return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()
