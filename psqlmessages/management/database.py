@@ -47,7 +47,5 @@ INSTALL = CliCommand(
     _install,
 )
 PRUNE = replace(
-    prune.COMMAND,
-    help=f"{prune.COMMAND.help}; also remove old traffic windows",
-    run=_prune,
+    prune.COMMAND, help=f"{prune.COMMAND.help}; also remove old traffic windows", run=_prune
 )

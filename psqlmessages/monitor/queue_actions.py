@@ -86,8 +86,10 @@ def peek(
 
 def list_nodes(queue: str, *modes: str) -> str:
     """Return the idents in the rules of a queue with one of these modes, for a sentence."""
-    rules = Auth.objects.filter(type="Queue", dest__in=patterns(queue), mode__in=modes)
-    names = rules.order_by("ident").values_list("ident", flat=True).distinct()
+    rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
+    names = (
+        rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()
+    )
     shown = list(names[: _MAX_LISTED_NODES + 1])
     more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
     return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
@@ -320,7 +322,7 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
                 elements=_elements_text(len(ids)), queue=isolate(queue), destination=isolate(name)
             )
         )
-        if not Queue.objects.filter(name=name).exists():
+        if not Queue.objects.using(database()).filter(name=name).exists():
             sentences.append(
                 _("The queue {queue} does not exist. It will be created.").format(
                     queue=isolate(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 
 from project.postgres import Server
 from psqlmessages.django import rules, send
@@ -44,8 +44,8 @@ def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, changed: C
         if left:
             assert shop.owner.query(OF_NEWS) == left, words
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
-    with pytest.raises(CommandError, match=r"does not exist \(run the migrations"):
-        called(capsys, "allow", "shop", "W", "Topic", "NEWS")
+    code, _, said = called(capsys, "allow", "shop", "W", "Topic", "NEWS")
+    assert (code, "does not exist (run the migrations" in said) == (1, True)
 
 
 def test_rules_in_code_are_applied_again_and_again(shop: World):
@@ -121,7 +121,6 @@ NO_RULES = (
     ({"role": "r" * 64}, "role: It has 64 characters; the maximum is 63."),
     ({"ident": None}, "ident: None is not a string."),
     ({"ident": "a\0"}, "ident: 'a\\x00' contains a character that PostgreSQL cannot store."),
-    ({"ident": "\ud800"}, "ident: '\\ud800' contains a character that PostgreSQL cannot store."),
     ({"mods": "R"}, f"'mods': unknown field; the fields are {', '.join(RULE)}."),
 )
 

@@ -14,6 +14,7 @@ from django.db import Error, connections
 from psqlmessages.checks import COMMAND_TAG
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
+from psqlmessages.cli.output import fail
 from psqlmessages.client.calls import translate_error
 from psqlmessages.management import (
     access,
@@ -64,10 +65,20 @@ class Command(BaseCommand):
             options["database"] = resolve_alias(options["database"])
             arguments = Namespace(**options, dsn=direct_dsn(options["database"]))
             code = execute(arguments)
-        except (ImproperlyConfigured, Error) as error:
-            cause = error.__cause__
-            if isinstance(cause, psycopg.Error):
-                raise CommandError(error_line(translate_error(cause, is_broken=False))) from error
+        except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
+        except Error as error:
+            code = fail(_error_text(error))
         if code != DONE:
             sys.exit(code)
+
+
+def _error_text(error: Error) -> str:
+    """Return PostgreSQL's message and hint, the error as the client names it, or its text."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error):
+        return error_line(error)
+    translated = translate_error(cause, is_broken=False)
+    if translated is not cause or cause.diag.message_primary is None:
+        return error_line(translated)
+    return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()
