@@ -80,14 +80,11 @@ class MessagesError(Exception):
     def _missing_rule(self, *, ident: str = "", type_: str = "", dest: str = "") -> Rule:
         """Return a rule for the caller; arguments that are not "" replace values of the call."""
         caller = self.caller
-        type_ = type_ or caller.type
-        return (
-            caller.role,
-            ident or caller.ident,
-            type_,
-            dest or caller.dest,
-            "W" if type_ == "Rpc" else caller.mode or "RW",
-        )
+        type_, dest = type_ or caller.type, dest or caller.dest
+        # A call with mode A moves elements if it names another queue, which needs W.
+        needs_write = type_ == "Rpc" or (caller.mode == "A" and dest != caller.dest)
+        mode = "W" if needs_write else caller.mode or "RW"
+        return caller.role, ident or caller.ident, type_, dest, mode
 
 
 def error_for(number: int, text: str) -> MessagesError:

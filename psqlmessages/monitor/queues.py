@@ -18,7 +18,7 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Queue
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
-from psqlmessages.monitor.actions import OPERATE_QUEUES, perform
+from psqlmessages.monitor.actions import OPERATE_QUEUES, missing_rule, perform
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -223,7 +223,8 @@ def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> 
         with transaction.atomic(using=database()):
             elements = peek(name, search, offset, limit=PAGE_SIZE + 1, with_bodies=with_bodies)
     except (MessagesError, ImproperlyConfigured, OperationalError) as error:
-        return {**context, "peek_error": str(error).strip()}
+        rule = missing_rule(error, request.get_full_path())
+        return {**context, "peek_error": str(error).strip(), "rule": rule}
     return {
         **context,
         "elements": elements[:PAGE_SIZE],

@@ -115,9 +115,13 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
         "logout_url": find_url("admin:logout") or find_url("logout"),
         "may_add_rule": request.user.has_perm(ADD_RULE),
         "rule_permission": ADD_RULE,
-        "rule_ident": ident_pattern(),
+        "observing_rule": {
+            # The page inserts the role.
+            "role": "", "ident": ident_pattern(), "type": "Topic", "dest": "*", "mode": "O",
+            "back": request.get_full_path(),
+        },
         "rule_url": admin_page(request, "auth", is_change_page=True),
-    }
+    }  # fmt: skip
 
 
 def admin_page(

@@ -14,7 +14,7 @@ from psqlmessages.models import Queue
 from psqlmessages.monitor import listing
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
-from tests.web.pages import logged_in
+from tests.web.pages import logged_in, rule_fields
 
 ROLE = Server.owner
 LIST, ORDERS = "/monitor/queues/", "/monitor/queues/orders/"
@@ -95,6 +95,22 @@ def test_elements_are_shown_and_found_with_the_permission(queues: World):
         assert client.post(ORDERS, given).status_code == status
     queues.execute("DELETE FROM messages.auth WHERE ident = 'example'")
     assert "INSERT INTO messages.auth" in everything.get(ORDERS).text
+    assert "psqlmessages.add_auth" in everything.get(ORDERS).text
+
+
+def test_the_rule_that_a_call_lacked_is_added(queues: World):
+    queues.execute("DELETE FROM messages.auth WHERE ident = 'example'")
+    client = operator("add_auth")
+    assert rule_fields(client.get(ORDERS), "orders")["mode"] == "R"
+    for action, name, mode in ("delete", "orders", "A"), ("move", "NEW", "W"):
+        given = {"action": action, "element": key_of("orders"), "to_queue": "NEW", "confirmed": "1"}
+        fields = rule_fields(client.post(ORDERS, given), name)
+        assert (fields["mode"], fields["back"]) == (mode, ORDERS)
+        added = client.post("/monitor/rule/", {**fields, "confirmed": "1"})
+        assert (added.status_code, added.headers["Location"]) == (302, ORDERS)
+    assert client.post(ORDERS, given).status_code == 302
+    log = LogEntry.objects.filter(content_type__model="auth")
+    assert [entry.is_addition() for entry in log] == [True, True]
 
 
 # The action, its fields, what the confirmation says, what is said afterwards, elements in `orders`.
