@@ -133,11 +133,15 @@ class ListQuery:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages."""
+    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages.
+
+    ``disk_size``: the size of everything in the list, in bytes; None if the list shows no size.
+    """
 
     query: ListQuery
     rows: Sequence[Any]
     total: int
+    disk_size: int | None = None
 
     @property
     def definition(self) -> ListDefinition:

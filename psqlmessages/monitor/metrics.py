@@ -32,8 +32,15 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.monitor.now import current_problems_async
 from psqlmessages.monitor.observer import running_observer
-from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, Severity
-from psqlmessages.monitor.queries import Rows, read_once
+from psqlmessages.monitor.problem_checks import ALERTS, CHECKS
+from psqlmessages.monitor.problems import Problem, Severity
+from psqlmessages.monitor.queries import (
+    BODIES_DISK_SIZE,
+    QUEUES_DISK_SIZE,
+    STREAMS_DISK_SIZE,
+    Rows,
+    read_once,
+)
 from psqlmessages.orm import direct_alias, resolve_alias
 from psqlmessages.relay.hub import get_hub
 
@@ -230,17 +237,21 @@ _DATABASE_GAUGES: Final = {
     "listeners": "Pairs of a node and a topic it listens to",
     "notifiers": "Pairs of a node and a topic it sends to",
     "rules": "Rules in the database",
+    "queues_disk_bytes": "Size of all queues on disk, with indexes",
+    "streams_disk_bytes": "Size of all streams on disk, with indexes",
+    "bodies_disk_bytes": "Size of all large bodies on disk, with indexes",
 }
 _INSTALLED_QUERY: Final = ("SELECT to_regnamespace('messages') IS NOT NULL", ())
-_DATABASE: Final = """
+_DATABASE: Final = f"""
     SELECT pg_catalog.pg_notification_queue_usage(),
         (SELECT count(*) FROM psqlmessages_session),
         (SELECT count(*) FROM psqlmessages_client),
         (SELECT count(*) FROM psqlmessages_topic),
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'listen'),
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'notify'),
-        (SELECT count(*) FROM psqlmessages_auth)
-"""
+        (SELECT count(*) FROM psqlmessages_auth),
+        {QUEUES_DISK_SIZE}, {STREAMS_DISK_SIZE}, {BODIES_DISK_SIZE}
+"""  # noqa: S608 - built from constants
 _DATABASE_QUERY: Final = (_DATABASE, ())
 
 

@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_safe
 
 from psqlmessages.models.names import is_name, patterns
+from psqlmessages.monitor.formats import format_age, rule_statement
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -23,7 +24,6 @@ from psqlmessages.monitor.listing import (
     read_shared,
     render_page,
 )
-from psqlmessages.monitor.problems import format_age, rule_statement
 from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
 from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
 

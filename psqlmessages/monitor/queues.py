@@ -19,6 +19,7 @@ from psqlmessages.models import Queue
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
 from psqlmessages.monitor.actions import OPERATE_QUEUES, missing_rule, perform
+from psqlmessages.monitor.formats import format_age, format_count
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -26,12 +27,13 @@ from psqlmessages.monitor.listing import (
     ListPage,
     ListQuery,
     check_parameters,
+    fetch,
     read_shared,
     render_page,
 )
 from psqlmessages.monitor.minutes import history_url
 from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.problems import format_age, format_count
+from psqlmessages.monitor.queries import QUEUES_DISK_SIZE
 from psqlmessages.monitor.queue_actions import ACTIONS, MAX_SEARCHED, list_nodes, peek
 from psqlmessages.monitor.queue_status import (
     BUCKET_SECONDS,
@@ -106,7 +108,8 @@ def _read_page(query: ListQuery) -> ListPage:
     matching.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
     shown = matching[query.offset : query.offset + PAGE_SIZE]
     add_sizes(shown, MAX_IN_LIST)
-    return ListPage(query, [_row(queue) for queue in shown], len(matching))
+    disk_size = fetch(f"SELECT {QUEUES_DISK_SIZE}")[0][0]
+    return ListPage(query, [_row(queue) for queue in shown], len(matching), disk_size)
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from time import time
 from typing import Final
 
 from psqlmessages.models import Subscription
+from psqlmessages.monitor.formats import MAX_COUNTED, format_age, format_count
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
-from psqlmessages.monitor.problems import MAX_COUNTED, format_age, format_count
 from psqlmessages.monitor.queue_status import BUCKET_SECONDS, BUCKETS, polylines
 
 # A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.

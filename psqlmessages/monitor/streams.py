@@ -26,17 +26,19 @@ from psqlmessages.monitor.actions import (
     parse_time,
     perform,
 )
+from psqlmessages.monitor.formats import format_count
 from psqlmessages.monitor.listing import (
     Column,
     ListDefinition,
     ListPage,
     ListQuery,
     check_parameters,
+    fetch,
     read_shared,
     render_page,
 )
 from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.problems import format_count
+from psqlmessages.monitor.queries import STREAMS_DISK_SIZE
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
     count_between,
@@ -94,7 +96,8 @@ def _read_page(query: ListQuery) -> ListPage:
         is_descending=query.is_descending,
         offset=query.offset,
     )
-    return ListPage(query, subscriptions, total)
+    disk_size = fetch(f"SELECT {STREAMS_DISK_SIZE}")[0][0]
+    return ListPage(query, subscriptions, total, disk_size)
 
 
 @require_safe

@@ -78,6 +78,7 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
         assert page.status_code == 200
         assert "<b>" not in page.text
     assert client.get(f"{LIST}none/").status_code == 404
+    assert re.search("Total size on disk: [1-9]", client.get(LIST).text)
     assert Client().get(f"{LIST}?fragment=queues").status_code == 401
 
 

@@ -33,7 +33,8 @@ from psqlmessages.exceptions import (
 )
 from psqlmessages.models import Element, Exchange, PipelineJob, Queue, RefusedCall, Subscription
 from psqlmessages.monitor import listing, metrics, now, refused_writer
-from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, database_problem, find_problems
+from psqlmessages.monitor.problem_checks import ALERTS, CHECKS
+from psqlmessages.monitor.problems import Problem, database_problem, find_problems
 from psqlmessages.orm import direct_dsn
 from tests.sql.conftest import World
 from tests.web.measured import count, job
@@ -219,11 +220,11 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
 
 def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
     current = get_settings()
-    answers = [None if check.name == "waiting" else [] for check in CHECKS]
+    answers = [(check, None if check.name == "waiting" else []) for check in CHECKS]
     (unchecked,) = find_problems(answers, timezone.now(), current)
     assert (unchecked.id, unchecked.severity) == ("unchecked:waiting", "warning")
     for name, row, severity, words in OF_THE_SERVER:
-        answers = [[row] if check.name == name else [] for check in CHECKS]
+        answers = [(check, [row]) for check in CHECKS if check.name == name]
         (problem,) = find_problems(answers, timezone.now(), current)
         assert (problem.check, problem.severity) == (name, severity)
         assert words in problem.sentence

@@ -1,0 +1,35 @@
+"""Durations, counts and rules as text."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+from django.utils.translation import gettext
+
+from psqlmessages.exceptions import insert_rules
+
+# Elements and messages are counted up to this number.
+MAX_COUNTED: Final = 10_000
+
+
+def format_age(age: timedelta) -> str:
+    """Format a duration for people, as in ``3 min``."""
+    seconds = max(0, int(age.total_seconds()))
+    if seconds >= 2 * 86_400:
+        return gettext("{number} days").format(number=seconds // 86_400)
+    if seconds >= 2 * 3600:
+        return gettext("{number} h").format(number=seconds // 3600)
+    if seconds >= 2 * 60:
+        return gettext("{number} min").format(number=seconds // 60)
+    return gettext("{number} s").format(number=seconds)
+
+
+def format_count(number: int, limit: int = MAX_COUNTED) -> str:
+    """Format a number of things that were counted up to ``limit``."""
+    return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
+
+
+def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
+    """Return the statement that adds a rule. ROLE, and TOPIC without ``dest``, are placeholders."""
+    return insert_rules(("ROLE", ident, type_ or "Topic", dest or "TOPIC", mode or "W"))
