@@ -67,14 +67,12 @@ _LIST: Final = ListDefinition(
         Column(_("Last 10 minutes"), kind="line wide"),
     ),
     default_sort="-elements",
-    choices={
-        "state": {
-            "filled": _("with elements"),
-            "unread": _("without consumers"),
-            "paused": _("paused"),
-            "dead": _("dead-letter queues"),
-            "empty": _("empty"),
-        }
+    states={
+        "filled": _("with elements"),
+        "unread": _("without consumers"),
+        "paused": _("paused"),
+        "dead": _("dead-letter queues"),
+        "empty": _("empty"),
     },
 )
 _SORT_KEYS: Final[Mapping[str, Callable[[MonitoredQueue], Any]]] = {
@@ -98,11 +96,11 @@ _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
 @require_monitor_access
 def queues(request: HttpRequest) -> HttpResponse:
     """Show the list of all queues."""
-    return _LIST.render(request, "queues", _read_page, common_context(request))
+    return _LIST.render(request, _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
-    text, is_chosen = query.search.lower(), _STATES[query.chosen["state"]]
+    text, is_chosen = query.search.lower(), _STATES[query.state]
     matching = [queue for queue in read_queues() if text in queue.name.lower() and is_chosen(queue)]
     matching.sort(key=lambda queue: queue.name)
     matching.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)

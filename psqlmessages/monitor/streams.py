@@ -70,11 +70,9 @@ _LIST: Final = ListDefinition(
     ),
     "-lag",
     {
-        "state": {
-            "alive": gettext_lazy("alive"),
-            "silent": gettext_lazy("silent"),
-            "expired": gettext_lazy("expired"),
-        }
+        "alive": gettext_lazy("alive"),
+        "silent": gettext_lazy("silent"),
+        "expired": gettext_lazy("expired"),
     },
 )
 
@@ -85,13 +83,13 @@ def streams(request: HttpRequest) -> HttpResponse:
     """Show all subscriptions, by default the largest lag first; or the stream in ``?name=``."""
     if "name" in request.GET:
         return stream(request)
-    return _LIST.render(request, "streams", _read_page, common_context(request))
+    return _LIST.render(request, _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
     subscriptions, total = read_subscriptions(
         search=query.search,
-        state=query.chosen["state"],
+        state=query.state,
         order=query.column,
         is_descending=query.is_descending,
         offset=query.offset,
