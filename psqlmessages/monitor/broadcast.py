@@ -120,7 +120,8 @@ class Broadcast:
                 if name in topics and (name in new or name in changed)
             ]
             is_changed = query in pages and page != sent
-            lists[query] = to_json({"topics": rows, **_list_json(query, page, is_changed)})
+            shown = _list_json(query, page) if is_changed else {}
+            lists[query] = to_json({"topics": rows, **shown})
         if sends_rows:
             self._changed_topics = {}
         self._sent_pages = dict(pages)
@@ -172,7 +173,7 @@ class Broadcast:
                 for name in page.names
                 if name in history.topics
             ]
-            shown = _list_json(viewer.query, page, viewer.query in pages)
+            shown = _list_json(viewer.query, page) if viewer.query in pages else {}
             return common, to_json({"topics": rows, **shown})
         return common, self._encode_topic(viewer.topic, viewer.access.can_view_bodies, second)
 
@@ -203,10 +204,7 @@ class Broadcast:
 # Contents of frames
 
 
-def _list_json(query: TopicQuery, page: TopicPage, is_included: bool) -> dict[str, Any]:
-    """Describe a page of the topic list; return {} unless it ``is_included``."""
-    if not is_included:
-        return {}
+def _list_json(query: TopicQuery, page: TopicPage) -> dict[str, Any]:
     return {"list": {**query._asdict(), "size": PAGE_SIZE, **page._asdict()}}
 
 

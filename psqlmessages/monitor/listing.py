@@ -140,11 +140,6 @@ class ListPage:
     disk_size: int | None = None
 
     @property
-    def definition(self) -> ListDefinition:
-        """The list's definition."""
-        return self.query.definition
-
-    @property
     def headings(self) -> list[dict[str, Any]]:
         """The columns, each with the URL that sorts by it. Numbers sort the largest first."""
         return [
@@ -153,7 +148,7 @@ class ListPage:
                 "url": column.name and self._sort_url(column),
                 "is_sorted": bool(column.name) and column.name == self.query.column,
             }
-            for column in self.definition.columns
+            for column in self.query.definition.columns
         ]
 
     def _sort_url(self, column: Column) -> str:

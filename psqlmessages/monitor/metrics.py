@@ -32,7 +32,7 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.monitor.now import current_problems_async
 from psqlmessages.monitor.observer import running_observer
-from psqlmessages.monitor.problem_checks import ALERTS, CHECKS
+from psqlmessages.monitor.problem_checks import CHECK_NAMES, CHECKS
 from psqlmessages.monitor.problems import Problem, Severity
 from psqlmessages.monitor.queries import (
     BODIES_DISK_SIZE,
@@ -179,7 +179,7 @@ def problem_family(problems: Iterable[Problem]) -> Any:
     unknown = {problem.name for problem in problems if problem.check == "unchecked"}
     if any(problem.check == "database" for problem in problems):
         unknown.update(check.name for check in CHECKS)
-    for check in ALERTS:
+    for check in CHECK_NAMES:
         for severity in Severity if check not in unknown else ():
             family.add_metric((check, severity.value), numbers[check, severity])
     return family

@@ -35,14 +35,13 @@ CHECKS: Final[list[ProblemCheck]] = []
 
 def _check(
     name: str,
-    summary: str,
     query: str,
     values: Callable[[Settings], Sequence[Any]] = lambda _settings: (),
 ) -> Callable[[Describe], Describe]:
     """Add a check, whose rows the decorated function describes; see ProblemCheck."""
 
     def add(describe: Describe) -> Describe:
-        CHECKS.append(ProblemCheck(name, summary, query, describe, values))
+        CHECKS.append(ProblemCheck(name, query, describe, values))
         return describe
 
     return add
@@ -78,12 +77,7 @@ _DEAD_LETTERS_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check(
-    "dead_letters",
-    "Elements failed too often, or found no route",
-    _DEAD_LETTERS_QUERY,
-    lambda settings: [settings.PROBLEM_DEAD_LETTERS],
-)
+@_check("dead_letters", _DEAD_LETTERS_QUERY, lambda settings: [settings.PROBLEM_DEAD_LETTERS])
 def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, number, since in rows:
         cure = gettext("Correct the selectors of the exchanges, then redrive the elements.")
@@ -122,12 +116,7 @@ _WAITING_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check(
-    "waiting",
-    "Elements wait too long in a queue",
-    _WAITING_QUERY,
-    lambda settings: [settings.PROBLEM_WAIT_SECONDS],
-)
+@_check("waiting", _WAITING_QUERY, lambda settings: [settings.PROBLEM_WAIT_SECONDS])
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, since, has_consumer in rows:
         if has_consumer:
@@ -157,7 +146,7 @@ _PAUSED_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check("paused", "Elements wait in a paused queue", _PAUSED_QUERY)
+@_check("paused", _PAUSED_QUERY)
 def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, number, since in rows:
         sentence = ngettext(
@@ -196,12 +185,7 @@ _EXCHANGES_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check(
-    "exchanges",
-    "An exchange is stopped, has no worker, or lacks a rule",
-    _EXCHANGES_QUERY,
-    lambda settings: [settings.DATABASE],
-)
+@_check("exchanges", _EXCHANGES_QUERY, lambda settings: [settings.DATABASE])
 def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for name, is_running, queue, workers, last_beat, missing_rule, waiting_since in rows:
         if not is_running:
@@ -237,7 +221,7 @@ _JOBS_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check("jobs", "A pipeline job has failed or is silent", _JOBS_QUERY)
+@_check("jobs", _JOBS_QUERY)
 def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for job, state, since, error in rows:
         if state == "failed":
@@ -273,12 +257,7 @@ _SUBSCRIPTIONS_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check(
-    "subscriptions",
-    "A reader of a stream is silent or too slow",
-    _SUBSCRIPTIONS_QUERY,
-    lambda settings: [settings.PROBLEM_LAG_SECONDS],
-)
+@_check("subscriptions", _SUBSCRIPTIONS_QUERY, lambda settings: [settings.PROBLEM_LAG_SECONDS])
 def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
     silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
     for ident, topic, since, pinged_at, number in rows:
@@ -323,30 +302,22 @@ _REFUSED_QUERY: Final = f"""
 """  # noqa: S608
 
 
-@_check(
-    "refused_calls",
-    "Calls were refused because a rule is missing",
-    _REFUSED_QUERY,
-    lambda settings: [settings.PROBLEM_REFUSED_CALLS],
-)
+@_check("refused_calls", _REFUSED_QUERY, lambda settings: [settings.PROBLEM_REFUSED_CALLS])
 def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for ident, type_, dest, mode, number, since in rows:
         if not ident:
-            link = Link("nodes")
             text = ngettext(
                 "{number} call was refused. The missing rule was not recorded.",
                 "{number} calls were refused. The missing rules were not recorded.",
                 number,
             )
         elif not dest:
-            link = Link("node", ident)
             text = ngettext(
                 "{number} call as “{node}” was refused: no rule names this node.",
                 "{number} calls as “{node}” were refused: no rule names this node.",
                 number,
             )
         else:
-            link = Link("node", ident)
             text = ngettext(
                 "{number} call of “{node}” to “{dest}” was refused: a rule is missing.",
                 "{number} calls of “{node}” to “{dest}” were refused: a rule is missing.",
@@ -360,6 +331,7 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
             )
             if type_ == "Rpc":
                 cure += " " + gettext("The called node must have a rule of its own.")
+        link = Link("node", ident) if ident else Link("nodes")
         name = " ".join(filter(None, (ident, type_, dest, mode)))
         yield Problem(name, Severity.WARNING, sentence, link, cure, since)
 
@@ -369,7 +341,6 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
 
 @_check(
     "notification_queue",
-    "A session holds the notification queue back",
     HOLDERS_QUERY,
     lambda settings: [
         settings.PROBLEM_TRANSACTION_SECONDS,
@@ -420,7 +391,7 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
         yield Problem(name, severity, sentence, link, cure, since)
 
 
-@_check("commit_lock", "Commits with notifications wait for a commit that hangs", COMMIT_LOCK_QUERY)
+@_check("commit_lock", COMMIT_LOCK_QUERY)
 def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for waiting, seconds, holder in rows:
         if waiting and seconds >= MIN_LOCK_SECONDS:
@@ -436,10 +407,7 @@ def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Pro
 
 
 @_check(
-    "transactions",
-    "A transaction has held locks of the message system for long",
-    OPEN_TRANSACTIONS_QUERY,
-    lambda settings: [settings.PROBLEM_TRANSACTION_SECONDS],
+    "transactions", OPEN_TRANSACTIONS_QUERY, lambda settings: [settings.PROBLEM_TRANSACTION_SECONDS]
 )
 def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for row in rows[:MAX_PER_CHECK]:
@@ -475,12 +443,7 @@ _START_QUERY: Final = """
 """
 
 
-@_check(
-    "restart",
-    "PostgreSQL was started a short time ago",
-    _START_QUERY,
-    lambda settings: [settings.PROBLEM_RESTART_SECONDS],
-)
+@_check("restart", _START_QUERY, lambda settings: [settings.PROBLEM_RESTART_SECONDS])
 def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for (since,) in rows:
         sentence = gettext("PostgreSQL was started {age} ago.").format(age=format_age(now - since))
@@ -490,10 +453,5 @@ def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem
         yield Problem("", Severity.WARNING, sentence, Link("nodes"), cure, since)
 
 
-# The summary of each check's alert.
-ALERTS: Final = {
-    "database": "PostgreSQL cannot be reached",
-    "process": "A part of a server process does not work",
-    "unchecked": "A check of problems could not run",
-    **{check.name: check.summary for check in CHECKS},
-}
+# The checks of all problems: each has an alert in docs/monitoring/alerts.yml.
+CHECK_NAMES: Final = ("database", "process", "unchecked", *(check.name for check in CHECKS))

@@ -60,13 +60,9 @@ Describe = Callable[[Rows, datetime, "Settings"], Iterator[Problem]]
 
 @dataclass(frozen=True, slots=True)
 class ProblemCheck:
-    """A check: a query with its values, and the function that describes its rows.
-
-    ``summary`` is the text of the alert for Prometheus.
-    """
+    """A check: a query with its values, and the function that describes its rows."""
 
     name: str
-    summary: str
     query: str
     describe: Describe
     values: Callable[[Settings], Sequence[Any]]

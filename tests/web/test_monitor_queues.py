@@ -187,7 +187,7 @@ def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     key = key_of("__deadletter__")
     given = {"action": "redrive", "ids": str(key), "confirmed": "1"}
     asked = client.post(address, {"action": "redrive", "ids": f"{key},1"})
-    assert "1 element will stay: they are no dead letters of a known queue." in asked.text
+    assert "1 element will stay: they are not dead letters of a known queue." in asked.text
     client.post(address, given)
     assert Queue.objects.get(name="orders").elements.get(pk=key).headers == {}
     move = "SELECT messages.move_elements('example', 'orders', '__deadletter__', %s)"
