@@ -101,8 +101,9 @@ class Broadcast:
         self._changed_topics.update((topic.name, topic) for topic in changed)
         if is_new_second:
             # Rates of recently active topics change even if no message arrives.
-            active = history.topics_since(now - RATE_SECONDS - 2)
-            self._changed_topics.update((topic.name, topic) for topic in active)
+            since = now - RATE_SECONDS - 2
+            active = {name: t for name, t in history.topics.items() if t.last_at >= since}
+            self._changed_topics.update(active)
 
     def _encode_lists(self, second: int, *, sends_rows: bool) -> dict[TopicQuery, str]:
         """Encode the changes of the viewed pages of the list of topics."""

@@ -13,9 +13,11 @@ from psqlmessages.exceptions import insert_rules
 MAX_COUNTED: Final = 10_000
 
 
-def format_age(age: timedelta) -> str:
-    """Format a duration for people, as in ``3 min``."""
-    seconds = max(0, int(age.total_seconds()))
+def format_age(age: timedelta | float | None) -> str:
+    """Format a duration, or its seconds, as in ``3 min``; "" if it is unknown."""
+    if age is None:
+        return ""
+    seconds = max(0, int(age.total_seconds() if isinstance(age, timedelta) else age))
     if seconds >= 2 * 86_400:
         return gettext("{number} days").format(number=seconds // 86_400)
     if seconds >= 2 * 3600:
@@ -25,8 +27,10 @@ def format_age(age: timedelta) -> str:
     return gettext("{number} s").format(number=seconds)
 
 
-def format_count(number: int, limit: int = MAX_COUNTED) -> str:
-    """Format a number of things that were counted up to ``limit``."""
+def format_count(number: int | None, limit: int = MAX_COUNTED) -> str:
+    """Format a number of things that were counted up to ``limit``; "" if it is unknown."""
+    if number is None:
+        return ""
     return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
 
 

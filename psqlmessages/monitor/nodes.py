@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from django.db import transaction
@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from psqlmessages.models import Auth, RefusedCall
 from psqlmessages.models.names import is_name, patterns
 from psqlmessages.models.rules import database
-from psqlmessages.monitor.formats import format_age, rule_statement
+from psqlmessages.monitor.formats import rule_statement
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -142,12 +142,6 @@ class NodeConnection:
     address: str | None
     state: str | None
     transaction_seconds: float | None
-
-    @property
-    def transaction_text(self) -> str:
-        """The age of the open transaction, as text."""
-        seconds = self.transaction_seconds
-        return "" if seconds is None else format_age(timedelta(seconds=seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,27 +356,23 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
             has_node, pid, role, program, state, wait, seconds = holder
             since = now - timedelta(seconds=seconds)
             name = f"pid {pid}"
-            if has_node:
-                text = gettext(
-                    "Notification queue: {usage} full; held back by pid {pid} ({role}, {program}),"
-                    " which {activity} for {age}."
-                )
-            else:
-                text = gettext(
-                    "Notification queue: {usage} full; perhaps held back by pid {pid} ({role},"
-                    " {program}), which {activity} for {age}."
-                )
+            held_back = gettext("held back") if has_node else gettext("perhaps held back")
+            text = gettext(
+                "Notification queue: {usage} full; {held_back} by pid {pid} ({role}, {program}),"
+                " which {activity} for {age}."
+            )
             if wait == "ClientWrite":
                 activity = gettext("has not read its notifications")
             else:
                 activity = gettext("is {state}").format(state=state)
             sentence = text.format(
                 usage=f"{usage:.4%}",
+                held_back=held_back,
                 pid=pid,
                 role=isolate(role),
                 program=isolate(program) or gettext("no name"),
                 activity=activity,
-                age=format_age(timedelta(seconds=seconds)),
+                age=format_age(seconds),
             )
             cure = holder_finding(usage, *holder).fix
         elif is_full:
@@ -400,7 +396,7 @@ def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Pro
                 "NOTIFY lock: {number} commit has waited {age} for pid {pid}.",
                 "NOTIFY lock: {number} commits wait, the longest for {age}, for pid {pid}.",
                 waiting,
-            ).format(number=waiting, age=format_age(timedelta(seconds=seconds)), pid=holder)
+            ).format(number=waiting, age=format_age(seconds), pid=holder)
             cure = commit_lock_finding(waiting, seconds, holder, None).fix
             link = Link("topics")
             yield Problem("", Severity.ERROR, sentence, link, cure, since)

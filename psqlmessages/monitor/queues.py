@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -113,25 +112,22 @@ def _read_page(query: ListQuery) -> ListPage:
 def _row(queue: MonitoredQueue) -> dict[str, Any]:
     """Return what the templates show of a queue, as text."""
     largest = max((value for value in queue.graph if value is not None), default=0)
+    elements = gettext("about {number:,}") if queue.is_estimate else "{number:,}"
     return {
         "queue": queue,
-        "elements": _about(queue.elements) if queue.is_estimate else f"{queue.elements:,}",
+        "elements": elements.format(number=queue.elements),
         "available": format_count(queue.available, queue.limit),
         "scheduled": format_count(queue.scheduled, queue.limit),
         "reserved": format_count(queue.reserved, queue.limit),
         "rate_in": _rate(queue.rate_in),
         "rate_out": _rate(queue.rate_out),
-        "oldest": "-" if queue.oldest is None else format_age(timedelta(seconds=queue.oldest)),
+        "oldest": format_age(queue.oldest) or "-",
         "consumers": _consumers(queue),
         "dead_letters": f"{queue.dead_letters:,}",
         "graph": polylines(queue.graph, largest),
         "largest": f"{largest:,}",
         "width": BUCKETS - 1,
     }
-
-
-def _about(number: int) -> str:
-    return gettext("about {number:,}").format(number=number)
 
 
 def _rate(rate: float | None) -> str:

@@ -93,7 +93,7 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
     else:
         context["messages_"] = messages[:PAGE_SIZE]
         if previous is not None and not search:
-            context["earlier"] = _query(name, previous, search)
+            context["earlier"] = _query(name, previous)
         if len(messages) > PAGE_SIZE:
             context["later"] = _query(name, messages[PAGE_SIZE - 1].id, search)
     status = 400 if "errors" in context else 200
@@ -134,7 +134,5 @@ def _previous_position(topic: Topic, before: int) -> int | None:
     return None if position is None else int(position)
 
 
-def _query(topic: str, after: int, search: str) -> str:
-    return "?" + urlencode(
-        {"topic": topic, "after": after, **({"search": search} if search else {})}
-    )
+def _query(topic: str, after: int, search: str = "") -> str:
+    return "?" + urlencode({"topic": topic, "after": after, "search": search})

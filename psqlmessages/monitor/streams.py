@@ -26,7 +26,7 @@ from psqlmessages.monitor.actions import (
     parse_time,
     perform,
 )
-from psqlmessages.monitor.formats import format_count
+from psqlmessages.monitor.formats import format_age, format_count
 from psqlmessages.monitor.listing import (
     Column,
     ListDefinition,
@@ -165,7 +165,11 @@ def _describe_move(subscription: Subscription, position: int, *, is_done: bool =
 
 
 def _describe_reader(status: SubscriptionStatus) -> str:
-    values = {"node": isolate(status.node), "age": status.read_text, "timeout": status.timeout}
+    values = {
+        "node": isolate(status.node),
+        "age": format_age(status.read_age),
+        "timeout": status.timeout,
+    }
     if status.state == "expired":
         text = _("The subscription has expired. It starts again, with the timeout %(timeout)d s.")
     elif status.state == "alive":
@@ -210,8 +214,8 @@ def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]
     values = {
         "node": isolate(status.node),
         "stream": isolate(status.topic),
-        "number": status.unread_text or "0",
-        "age": status.read_text,
+        "number": format_count(status.unread or 0),
+        "age": format_age(status.read_age),
     }
     sentences = [
         _("%(node)s will not read %(number)s unread messages of %(stream)s.") % values,
@@ -231,7 +235,7 @@ def _delete(subscription: Subscription, _fields: Fields) -> str:
     ) % {
         "node": isolate(status.node),
         "stream": isolate(status.topic),
-        "number": status.unread_text or "0",
+        "number": format_count(status.unread or 0),
     }
 
 

@@ -225,12 +225,13 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
     """Show one topic, given by ``?name=``."""
     name = require_topic_name(request.GET.get("name", ""))
     window, seconds = _selected_range(request, RANGES)
+    shortest = {choice[0]: choice for choice in reversed(RANGES)}
     context = {
         **_page_context(request, window, seconds, name),
         "topic": name,
         "topic_url": object_url("topic", name),
         "windows": [
-            RangeLink(text, _query_string(name, *_shortest_range(length)), length == window)
+            RangeLink(text, _query_string(name, *shortest[length]), length == window)
             for length, text in _WINDOW_LENGTHS.items()
         ],
         "choices": [
@@ -258,10 +259,6 @@ def _selected_range(request: HttpRequest, ranges: Iterable[tuple[int, int]]) -> 
     query = request.GET.get("window", ""), request.GET.get("seconds", "")
     selected = (choice for choice in ranges if tuple(map(str, choice)) == query)
     return next(selected, next(iter(ranges)))
-
-
-def _shortest_range(window: int) -> tuple[int, int]:
-    return next(choice for choice in RANGES if choice[0] == window)
 
 
 def _query_string(topic: str | None, window: int, seconds: int) -> str:
