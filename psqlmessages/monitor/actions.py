@@ -58,9 +58,9 @@ class Action(Generic[Target]):
 def perform(
     request: HttpRequest, action: Action[Target], target: Target, back_url: str, **overrides: str
 ) -> HttpResponse:
-    """Ask for a confirmation; if the user has confirmed, run the action, and redirect.
+    """Show a page that asks for confirmation; once confirmed, run the action and redirect.
 
-    ``overrides`` replace posted fields. An error is shown in place of the confirmation.
+    ``overrides`` replace posted fields. If there is an error, the page shows it instead.
     """
     if not request.user.has_perm(action.permission):
         return forbidden(request, action.permission)
@@ -68,12 +68,7 @@ def perform(
     is_confirmed = bool(fields.pop(_CONFIRMED, None))
     fields.pop("csrfmiddlewaretoken", None)
     fields.update({name: [value] for name, value in overrides.items()})
-    context = {
-        **common_context(request),
-        "action": action,
-        "target": target,
-        "back_url": back_url,
-    }
+    context = {**common_context(request), "action": action, "target": target, "back_url": back_url}
     try:
         with transaction.atomic(using=database()):
             if not is_confirmed:

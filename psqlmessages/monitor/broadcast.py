@@ -6,12 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.monitor.history import (
-    HISTORY_SECONDS,
-    RATE_SECONDS,
-    MessageRecord,
-    TopicHistory,
-)
+from psqlmessages.monitor.history import HISTORY_SECONDS, RATE_SECONDS, MessageRecord, TopicHistory
 from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.queries import MAX_RULES, RuleRow
 from psqlmessages.monitor.status import UNREACHABLE
@@ -146,12 +141,8 @@ class Broadcast:
                 continue
             key = (viewer.topic, viewer.access.can_view_bodies)
             if key not in details:
-                details[key] = self._encode_topic(
-                    *key,
-                    second,
-                    after=self._sent_number,
-                    seconds=range(self._first_unsent_second, second),
-                )
+                after, seconds = self._sent_number, range(self._first_unsent_second, second)
+                details[key] = self._encode_topic(*key, second, after, seconds)
         return details
 
     # Snapshots

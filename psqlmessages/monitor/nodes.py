@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_safe
 
 from psqlmessages.models import Auth, RefusedCall
-from psqlmessages.models.names import is_name, patterns
+from psqlmessages.models.names import patterns
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.formats import rule_statement
 from psqlmessages.monitor.listing import (
@@ -29,7 +29,12 @@ from psqlmessages.monitor.listing import (
     render_page,
 )
 from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
-from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
+from psqlmessages.monitor.views import (
+    admin_page,
+    common_context,
+    require_monitor_access,
+    require_name,
+)
 
 # The page of a node shows at most this number of entries of each kind.
 _MAX_NAMES: Final = 100
@@ -198,9 +203,7 @@ _QUEUES_QUERY: Final = f"""
 def node(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one node, also if it is not connected."""
     check_parameters(request, ["name"])
-    name = name or request.GET.get("name", "")
-    if not is_name(name) or name.endswith("*"):
-        raise Http404("This is not a valid node name.")
+    name = require_name(name or request.GET.get("name", ""))
     status = read_shared(("node", name), lambda: _read_node(name))
     if not (status.connection or status.rules or status.subscriptions or status.refused):
         raise Http404("This node is not registered, and has no rule, subscription or refused call.")

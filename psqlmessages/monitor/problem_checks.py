@@ -34,9 +34,7 @@ CHECKS: Final[list[ProblemCheck]] = []
 
 
 def _check(
-    name: str,
-    query: str,
-    values: Callable[[Settings], Sequence[Any]] = lambda _settings: (),
+    name: str, query: str, values: Callable[[Settings], Sequence[Any]] = lambda _settings: ()
 ) -> Callable[[Describe], Describe]:
     """Add a check, whose rows the decorated function describes; see ProblemCheck."""
 
@@ -99,8 +97,7 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
             )
             cure = gettext("Read why they failed, correct the cause, then redrive or delete them.")
         sentence = text.format(number=format_count(number), queue=isolate(queue))
-        link = Link("queue", queue)
-        yield Problem(queue, Severity.ERROR, sentence, link, cure, since)
+        yield Problem(queue, Severity.ERROR, sentence, Link("queue", queue), cure, since)
 
 
 # A consumer that waits for elements renews awaited_until. A consumer at work has leases.
@@ -155,8 +152,7 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
             number,
         ).format(queue=isolate(queue), number=format_count(number))
         cure = gettext("Resume the queue when its consumers are ready.")
-        link = Link("queue", queue)
-        yield Problem(queue, Severity.WARNING, sentence, link, cure, since)
+        yield Problem(queue, Severity.WARNING, sentence, Link("queue", queue), cure, since)
 
 
 # Exchanges and jobs
@@ -287,8 +283,8 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
             age=format_age(now - since),
             silence=format_age(now - pinged_at),
         )
-        link, name = Link("stream", topic), f"{ident}/{topic}"
-        yield Problem(name, severity, sentence, link, cure, since)
+        name = f"{ident}/{topic}"
+        yield Problem(name, severity, sentence, Link("stream", topic), cure, since)
 
 
 # Refused calls, as recorded by the processes that made them
@@ -383,8 +379,7 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
             )
         else:
             continue
-        link = Link("topics")
-        yield Problem(name, severity, sentence, link, cure, since)
+        yield Problem(name, severity, sentence, Link("topics"), cure, since)
 
 
 @_check("commit_lock", COMMIT_LOCK_QUERY)
@@ -398,8 +393,7 @@ def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Pro
                 waiting,
             ).format(number=waiting, age=format_age(seconds), pid=holder)
             cure = commit_lock_finding(waiting, seconds, holder, None).fix
-            link = Link("topics")
-            yield Problem("", Severity.ERROR, sentence, link, cure, since)
+            yield Problem("", Severity.ERROR, sentence, Link("topics"), cure, since)
 
 
 @_check(
@@ -429,8 +423,8 @@ def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterat
             age=gettext("unknown") if since is None else format_age(now - since),
             number=waiting,
         )
-        link, cure = Link("transactions"), transaction_finding(*row).fix
-        yield Problem(name, severity, sentence, link, cure, since)
+        cure = transaction_finding(*row).fix
+        yield Problem(name, severity, sentence, Link("transactions"), cure, since)
 
 
 _START_QUERY: Final = """

@@ -84,7 +84,7 @@ _SORT_KEYS: Final[Mapping[str, Callable[[MonitoredQueue], Any]]] = {
 _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
     "": lambda _queue: True,
     "filled": lambda queue: queue.backlog > 0,
-    "unread": lambda queue: queue.is_unread,
+    "unread": lambda queue: queue.lacks_consumer,
     "paused": lambda queue: queue.is_paused,
     "dead": lambda queue: queue.is_dead_letter_queue,
     "empty": lambda queue: queue.backlog == 0,

@@ -53,7 +53,7 @@ from psqlmessages.monitor.views import (
     admin_page,
     common_context,
     require_monitor_access,
-    require_topic_name,
+    require_name,
 )
 
 _LIST: Final = ListDefinition(
@@ -103,7 +103,7 @@ def _read_page(query: ListQuery) -> ListPage:
 def stream(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one stream with its subscriptions."""
     check_parameters(request, ["name"])
-    name = require_topic_name(name or request.GET.get("name", ""))
+    name = require_name(name or request.GET.get("name", ""))
     status = read_shared(("stream", name), lambda: read_stream_status(name))
     subscriptions, total = read_shared(
         ("subscriptions of", name), lambda: read_subscriptions(topic=name)

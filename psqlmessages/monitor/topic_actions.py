@@ -17,7 +17,7 @@ from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
 from psqlmessages.monitor.actions import Action, Fields, field_value, perform, read_body
 from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.views import require_monitor_access, require_topic_name
+from psqlmessages.monitor.views import require_monitor_access, require_name
 from psqlmessages.orm import fetch, own_ident, run
 from psqlmessages.wire import EncodedBody
 
@@ -75,6 +75,6 @@ SEND: Final[Action[Topic]] = Action(
 @require_monitor_access
 def send_test_message(request: HttpRequest) -> HttpResponse:
     """Send a message to the topic in ``?topic=``, after a confirmation."""
-    name = require_topic_name(request.GET.get("topic", ""))
+    name = require_name(request.GET.get("topic", ""))
     topic = Topic.objects.using(database()).filter(name=name).first() or Topic(name=name)
     return perform(request, SEND, topic, object_url("topic", name))

@@ -85,7 +85,7 @@ def topics(request: HttpRequest) -> HttpResponse:
 @require_monitor_access
 def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one topic. Its name is in the path, or in ``?name=`` if it cannot be part of a path."""
-    name = require_topic_name(name or request.GET.get("name", ""))
+    name = require_name(name or request.GET.get("name", ""))
     context = {
         **common_context(request),
         "topic": name,
@@ -99,10 +99,10 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     return render(request, "psqlmessages/monitor/topic.html", context)
 
 
-def require_topic_name(name: str) -> str:
-    """Return the given topic name; raise Http404 if it is not valid."""
+def require_name(name: str) -> str:
+    """Return the given name of a topic or node; raise Http404 if it is not valid."""
     if not is_name(name) or name.endswith("*"):
-        raise Http404("This is not a valid topic name.")
+        raise Http404("This is not a valid name.")
     return name
 
 

@@ -82,7 +82,8 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
     assert Client().get(f"{LIST}?fragment=queues").status_code == 401
 
 
-def test_elements_are_shown_and_found_with_the_permission(queues: World):
+@pytest.mark.usefixtures("queues")
+def test_elements_are_shown_and_found_with_the_permission():
     assert "operate_queues" in logged_in("view_monitor").get(ORDERS).text
     some, everything = operator(), operator("view_bodies")
     for search, found in {"one": 1, "ITALY": 0, "it": 1, "": 4, str(key_of("orders")): 1}.items():
@@ -94,21 +95,19 @@ def test_elements_are_shown_and_found_with_the_permission(queues: World):
     for client, status in (some, 400), (everything, 200):
         given = {"action": "delete", "all": "1", "search": "one", "may_see_bodies": "yes"}
         assert client.post(ORDERS, given).status_code == status
-    queues.execute("DELETE FROM messages.auth WHERE ident = 'example'")
-    assert "INSERT INTO messages.auth" in everything.get(ORDERS).text
-    assert "psqlmessages.add_auth" in everything.get(ORDERS).text
 
 
 def test_the_rule_that_a_call_lacked_is_added(queues: World):
     queues.execute("DELETE FROM messages.auth WHERE ident = 'example'")
-    client = operator("add_auth")
+    assert "permission <code>psqlmessages.add_auth" in operator().get(ORDERS).text
+    client, given = operator("add_auth"), {"action": "move", "element": key_of("orders")}
     assert rule_fields(client.get(ORDERS), "orders")["mode"] == "R"
-    for action, name, mode in ("delete", "orders", "A"), ("move", "NEW", "W"):
-        given = {"action": action, "element": key_of("orders"), "to_queue": "NEW", "confirmed": "1"}
+    given |= {"to_queue": "NEW", "confirmed": "1"}
+    for name, mode in ("orders", "A"), ("NEW", "W"):
         fields = rule_fields(client.post(ORDERS, given), name)
         assert (fields["mode"], fields["back"]) == (mode, ORDERS)
         added = client.post("/monitor/rule/", {**fields, "confirmed": "1"})
-        assert (added.status_code, added.headers["Location"]) == (302, ORDERS)
+        assert added.headers["Location"] == ORDERS
     assert client.post(ORDERS, given).status_code == 302
     log = LogEntry.objects.filter(content_type__model="auth")
     assert [entry.is_addition() for entry in log] == [True, True]
@@ -126,7 +125,6 @@ ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
 )
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("push", {"body": "{", "format": "json"}, "The body is not JSON"),
-    ("push", {"body": "[NaN]", "format": "json"}, "NaN is not a JSON number"),
     ("push", {"body": '"\\ud800"', "format": "json"}, "The body: "),
     ("push", {"body": "x", "headers": "{"}, "The header text is not JSON"),
     ("push", {"body": "x", "headers": "[]"}, "The headers are not a JSON object."),
