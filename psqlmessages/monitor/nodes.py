@@ -28,6 +28,7 @@ from psqlmessages.monitor.listing import (
     read_shared,
     render_page,
 )
+from psqlmessages.monitor.names import find_url
 from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
 from psqlmessages.monitor.views import (
     admin_page,
@@ -214,6 +215,7 @@ def node(request: HttpRequest, name: str = "") -> HttpResponse:
         "max_names": _MAX_NAMES,
         "admin_nodes_url": admin_page(request, "client", {"q": name}),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
+        "new_rule_url": find_url("admin:psqlmessages_auth_add"),
     }
     fragments = {"node": "psqlmessages/monitor/_node.html"}
     return render_page(request, "psqlmessages/monitor/node.html", fragments, context)

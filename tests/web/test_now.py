@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,12 +205,15 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
         ("N", "Topic", "T", "W", 3), ("example", "Queue", "Q", "W", 1),
         ("example", "Queue", "other", "", 1), ("stranger", "", "", "", 1),
     ]  # fmt: skip
-    page = logged_in("view_monitor").get("/monitor/nodes/N/").text
+    client = logged_in("view_monitor", "add_auth", "view_auth")
+    page = client.get("/monitor/nodes/N/").text
     assert "Refused calls" in page
     assert (
         "VALUES (&#x27;ROLE&#x27;, &#x27;N&#x27;, &#x27;Topic&#x27;, &#x27;T&#x27;, &#x27;W&#x27;"
         in page
     )
+    (address,) = re.findall('href="(/admin/psqlmessages/auth/add/.*?)"', page)
+    assert 'name="ident" value="N"' in client.get(unescape(address)).text
     # Callers choose the names, so the number of rows is limited.
     for number in range(MAX_RULES + 50):
         refused_calls.record("N", TopicNotExistent(f"Topic t{number} is not existent"))
