@@ -17,8 +17,10 @@ MAX_LINE = 120
 ARCHITECTURE = "docs/explanation/architecture.md"
 # That page has a row for each module in these folders.
 FOLDERS = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
-# Class names that may occur twice: Django's, and names of both a model and a class of the client.
-SHARED_CLASSES = {"Command", "Element", "Media", "Meta", "StreamMessage", "Subscription"}
+# Class names that Django prescribes.
+DJANGO_CLASSES = {"Command", "Media", "Meta"}
+# Public names of a model and of a class of the client. Each occurs once among the models.
+MODEL_CLASSES = {"Element", "StreamMessage", "Subscription"}
 SHARED_MODULES = ("admin", "models", "rest", "monitor", "migrations", "management")
 REFUSED = re.compile(
     r"(^|_)(bury|buried|clerk|crew|faults?|hand|hears?|heard|horizons?|hearer|ledger|lookout|lose|mind|"
@@ -97,12 +99,12 @@ def rate(paths: list[Path], *, prints: bool) -> float:
 
 def name_errors() -> Iterator[str]:
     """Yield names of classes and modules that occur twice, and refused words in names."""
-    classes, modules = defaultdict(list), defaultdict(list)
+    names = defaultdict(list)
     files = sorted((ROOT / "psqlmessages").rglob("*.py"))
     for path in (path for path in files if "migrations" not in path.parts):
         name = str(path.relative_to(ROOT))
         if path.stem != "__init__" and not any(part in SHARED_MODULES for part in path.parts):
-            modules[path.stem].append(name)
+            names[f"module {path.stem}"].append(name)
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -110,12 +112,13 @@ def name_errors() -> Iterator[str]:
             if refused := REFUSED.search(words):
                 word = refused.group().strip("_")
                 yield f"{name}:{node.lineno}: {node.name}: {word!r} is a refused word"
-            if isinstance(node, ast.ClassDef) and node.name not in SHARED_CLASSES:
-                classes[node.name].append(f"{name}:{node.lineno}")
-    for kind, places in (("class", classes), ("module", modules)):
-        for name, occurrences in places.items():
-            if len(occurrences) > 1:
-                yield f"{kind} {name} occurs twice: {', '.join(occurrences)}"
+            if isinstance(node, ast.ClassDef) and node.name not in DJANGO_CLASSES:
+                is_model = "models" in path.parts and node.name in MODEL_CLASSES
+                kind = "model" if is_model else "class"
+                names[f"{kind} {node.name}"].append(f"{name}:{node.lineno}")
+    for name, occurrences in names.items():
+        if len(occurrences) > 1:
+            yield f"{name} occurs twice: {', '.join(occurrences)}"
 
 
 def unlisted_modules() -> Iterator[str]:

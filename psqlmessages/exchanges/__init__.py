@@ -1,4 +1,4 @@
-"""Exchanges: selectors and the pure routing function. Does not use Django."""
+"""Exchanges: selectors and the pure routing function. Only the package ``store`` uses Django."""
 
 from psqlmessages.exchanges.model import (
     HOP_HEADER,

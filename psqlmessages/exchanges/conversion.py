@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from psqlmessages.exchanges.cost import VALUE_UNITS
 from psqlmessages.exchanges.expression import FieldTree
 from psqlmessages.exchanges.model import SelectorFailed
+from psqlmessages.wire import describe_unstorable
 
 if TYPE_CHECKING:
     from cel_expr_python.cel import Value as CelValue
@@ -35,7 +36,7 @@ class CelEncoder:
         self._units = 0
 
     def convert_fields(self, value: Any, tree: Mapping[str, FieldTree]) -> Any:
-        """Convert the fields of ``value`` in ``tree``; raise SelectorFailed as `convert` does."""
+        """Convert those fields of a value that ``tree`` names; raise errors as `convert` does."""
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
             # Only a map has fields. An expression that reads a field of another value fails. Its
@@ -83,16 +84,9 @@ class CelEncoder:
         return value
 
     def _text(self, value: str, _: int) -> str:
-        if value.isascii():
-            self._charge(VALUE_UNITS + len(value))
-        else:
-            self._charge(VALUE_UNITS + 4 * len(value))
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise SelectorFailed("the input contains a text with a lone surrogate") from None
-        if "\0" in value:
-            raise SelectorFailed("the input contains a text with a NUL character")
+        self._charge(VALUE_UNITS + (1 if value.isascii() else 4) * len(value))
+        if character := describe_unstorable(value):
+            raise SelectorFailed(f"the input contains a text with {character}")
         return value
 
     def _bytes(self, value: bytes, _: int) -> bytearray:
@@ -135,7 +129,7 @@ _ENCODERS: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
 
 
 def to_python(value: CelValue) -> Any:
-    """Convert a result to Python; raise SelectorFailed if it is an error or of another CEL type."""
+    """Convert a result to Python; raise SelectorFailed for an error or an unsupported type."""
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
         return None  # value() would also release None once too often

@@ -108,7 +108,8 @@ MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000
 
 # Nanoseconds, measured on a slow core and rounded up. _CALL is per call, _COMPILE_PER_INSTRUCTION
-# per instruction. The others are per unit of input, two also per character or per instruction.
+# per instruction of a pattern. The others are per unit of input: _SEARCH_PER_CHARACTER also per
+# character to search for, _MATCH_PER_INSTRUCTION also per instruction of the pattern.
 _CONVERT: Final = 6.0
 _SCAN: Final = 2.0
 _READ_DURATION: Final = 12.0
@@ -192,9 +193,13 @@ class _CostEstimator:
             case "constant":
                 size = len(tree.value) if isinstance(tree.value, str | bytes) else 0
                 return LinearBound(fixed=VALUE_UNITS + 4 * size)
-            case "name":
-                return _size_of_name(tree.value)
-            case "has":
+            case "name" if tree.value in VARIABLES:
+                return LinearBound(per_unit=1, fixed=VALUE_UNITS)
+            case "name" if tree.value not in TYPES:
+                raise SelectorError(
+                    f"unknown name {tree.value}: an expression can use msg, state and now"
+                )
+            case "name" | "has":
                 return VALUE_SIZE
             case "select":
                 return sizes[0]
@@ -255,14 +260,6 @@ class _CostEstimator:
         self.time += sizes[0] * (size * _MATCH_PER_INSTRUCTION)
         self.time += LinearBound(fixed=size * _COMPILE_PER_INSTRUCTION)
         return VALUE_SIZE
-
-
-def _size_of_name(name: str) -> LinearBound:
-    if name in VARIABLES:
-        return LinearBound(per_unit=1, fixed=VALUE_UNITS)
-    if name in TYPES:
-        return VALUE_SIZE
-    raise SelectorError(f"unknown name {name}: an expression can use msg, state and now")
 
 
 _FunctionCost = Callable[[_CostEstimator, ExpressionTree, list[LinearBound]], LinearBound]

@@ -201,12 +201,6 @@ def merge_fields(
     return merged
 
 
-def includes_body(tree: Mapping[str, FieldTree]) -> bool:
-    """Return whether the fields include the body or a part of it."""
-    msg = tree.get("msg", {})
-    return msg is None or "body" in msg
-
-
 def _add_path(tree: dict[str, FieldTree], path: _Path, *, is_presence_test: bool) -> None:
     for key in path[:-1]:
         subtree = tree.setdefault(key, {})

@@ -129,13 +129,8 @@ class Delivery:
     @property
     def is_plain(self) -> bool:
         """Whether the copy differs from a new element only in the hop count."""
-        return (
-            self.headers is None
-            and self.body is UNCHANGED
-            and self.delay is None
-            and self.mature is None
-            and self.tries == 0
-        )
+        options = (self.headers, self.delay, self.mature, self.tries)
+        return self.body is UNCHANGED and options == (None, None, None, 0)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from psqlmessages.exchanges.model import UNCHANGED, SelectorFailed
+from psqlmessages.wire import describe_unstorable
 
 # Limits of a result.
 MAX_DELAY_SECONDS: Final = 1_000_000_000
@@ -110,9 +111,7 @@ def copy_json(value: Any, field: str, level: int = 0) -> Any:
 
 def copy_headers(value: Any) -> dict[str, Any]:
     """Copy headers; raise SelectorFailed if they are not a map that PostgreSQL's jsonb can hold."""
-    if not isinstance(value, Mapping):
-        raise SelectorFailed(f"headers: must be a map, not {describe(value)}")
-    headers = {_key(key, "headers"): copy_json(item, "headers") for key, item in value.items()}
+    headers = _copy_map(value, "headers")
     _check_texts(headers, "headers")
     return headers
 
@@ -170,10 +169,10 @@ def _tries(value: Any) -> int:
     return value
 
 
-def _state(value: Any) -> dict[str, Any]:
+def _copy_map(value: Any, field: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise SelectorFailed(f"state: must be a map, not {describe(value)}")
-    return {_key(key, "state"): copy_json(item, "state") for key, item in value.items()}
+        raise SelectorFailed(f"{field}: must be a map, not {describe(value)}")
+    return {_key(key, field): copy_json(item, field) for key, item in value.items()}
 
 
 # If the value of one of these keys is null, the key counts as missing.
@@ -182,7 +181,7 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "mature": _mature,
     "tries": _tries,
     "headers": copy_headers,
-    "state": _state,
+    "state": lambda value: _copy_map(value, "state"),
 }
 
 
@@ -195,12 +194,8 @@ def _key(key: Any, field: str) -> str:
 def _check_texts(value: Any, field: str) -> None:
     """Raise SelectorFailed for texts that PostgreSQL cannot hold."""
     if isinstance(value, str):
-        if "\0" in value:
-            raise SelectorFailed(f"{field}: a text with a NUL character")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise SelectorFailed(f"{field}: a text with a lone surrogate") from None
+        if character := describe_unstorable(value):
+            raise SelectorFailed(f"{field}: a text with {character}")
     elif isinstance(value, list):
         for item in value:
             _check_texts(item, field)

@@ -54,11 +54,6 @@ def route(
     return RoutingResult("no_route" if has_failed else exchange.outcome_without_route, (), verdicts)
 
 
-def needs_body(exchange: CompiledExchange) -> bool:
-    """Return whether any selector may read the body."""
-    return any(selector.needs_body for selector in exchange.selectors)
-
-
 def read_hop_count(headers: Mapping[str, Any]) -> int:
     """Return the header x-hop-count, at most MAX_HOP_COUNT; 0 unless it is an integer or digits."""
     value = headers.get(HOP_HEADER)
@@ -150,7 +145,6 @@ class RouteCache:
     def put(self, headers: Mapping[str, Any], routed: RoutingResult) -> None:
         """Cache the deliveries, but not after a failed selector, because each failure is logged."""
         key = self._cache.key_of(headers)
-        if key is None or routed.outcome == "too_many_hops":
-            return
-        if not any(verdict.error for verdict in routed.verdicts):
+        is_routed = routed.outcome != "too_many_hops"
+        if key is not None and is_routed and not any(verdict.error for verdict in routed.verdicts):
             self._cache.put(key, routed.deliveries)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.exchanges.compiler import InputFields, compile_expression, get_environment
 from psqlmessages.exchanges.conversion import CelEncoder, shorten_error, to_python
-from psqlmessages.exchanges.expression import includes_body
 from psqlmessages.exchanges.model import UNCHANGED, SelectorError, SelectorFailed
 from psqlmessages.exchanges.result import (
     NO,
@@ -56,16 +55,6 @@ def selector(name: str) -> Callable[[SelectorFunction], SelectorFunction]:
         return function
 
     return register
-
-
-def find_function(name: str) -> SelectorFunction:
-    """Return the function with a name; raise SelectorError if none is registered."""
-    try:
-        return _functions[name]
-    except KeyError:
-        raise SelectorError(
-            f"no selector in code is named {name:.100}: import the module that registers it"
-        ) from None
 
 
 def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bool:
@@ -150,7 +139,12 @@ class Selector:
         self.text = text
         self._function: SelectorFunction | None = None
         if text.startswith(_FUNCTION_PREFIX):
-            self._function = find_function(text.removeprefix(_FUNCTION_PREFIX))
+            name = text.removeprefix(_FUNCTION_PREFIX)
+            if name not in _functions:
+                raise SelectorError(
+                    f"no selector in code is named {name:.100}: import the module that registers it"
+                )
+            self._function = _functions[name]
             self.fields: InputFields | None = None
             return
         self._compiled = compile_expression(text)
@@ -164,7 +158,10 @@ class Selector:
     @property
     def needs_body(self) -> bool:
         """Whether it may read the body. This is true for every function in code."""
-        return self.fields is None or includes_body(self.fields.tree)
+        if self.fields is None:
+            return True
+        fields = self.fields.tree.get("msg", {})
+        return fields is None or "body" in fields
 
     @property
     def cacheable_headers(self) -> tuple[str, ...] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from django import db
@@ -14,7 +14,7 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import DocsPage
-from psqlmessages.rest.errors import RETRY_AFTER_SECONDS, ApiError, ServiceUnavailable, to_api_error
+from psqlmessages.rest.errors import ApiError, ServiceUnavailable, to_api_error
 from psqlmessages.rest.waiters import log
 
 api = NinjaAPI(
@@ -27,16 +27,15 @@ api = NinjaAPI(
 )
 
 
+# The further headers of a response with this status. Retry-After is in seconds.
+_HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
+
+
 def _build_response(error: ApiError) -> HttpResponse:
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
     if error.errors is not None:
         content["errors"] = error.errors
-    response = JsonResponse(content, status=error.status)
-    if error.status == 503:
-        response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
-    elif error.status == 401:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
+    return JsonResponse(content, status=error.status, headers=_HEADERS.get(error.status))
 
 
 @api.exception_handler(ApiError)

@@ -64,7 +64,10 @@ def parse_request(
     headers = _parse_headers(http_headers)
     if content_type:
         headers[CONTENT_TYPE] = content_type
-    return _encode_body(data, content_type), json.dumps(headers, ensure_ascii=False)
+    text = json.dumps(headers, ensure_ascii=False)
+    if character := wire.describe_unstorable(text):
+        raise ApiError(400, f"{ALL_HEADERS} has {character}")
+    return _encode_body(data, content_type), text
 
 
 def build_content(text: str, enc: str | None, headers: str) -> Content:

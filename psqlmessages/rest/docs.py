@@ -45,9 +45,8 @@ def serve_file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
     """Serve a file of Swagger UI. Browsers may cache it, because the URL contains the version."""
     if name not in _FILES or version != metadata.version("django-ninja"):
         raise Http404("There is no such file.")
-    response = HttpResponse(_read_file(name), content_type=_FILES[name])
-    response.headers["Cache-Control"] = f"public, max-age={_YEAR_SECONDS}, immutable"
-    return response
+    headers = {"Cache-Control": f"public, max-age={_YEAR_SECONDS}, immutable"}
+    return HttpResponse(_read_file(name), content_type=_FILES[name], headers=headers)
 
 
 @cache

@@ -8,9 +8,6 @@ import psycopg
 
 from psqlmessages.exceptions import MessagesError, NotificationQueueFull, NotInstalled
 
-# The header Retry-After of responses with status 503.
-RETRY_AFTER_SECONDS: Final = 2
-
 # The HTTP status of each error number in docs/reference/errors.md; 503 for all other numbers.
 _STATUSES: Final = {
     **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),  # invalid argument

@@ -54,14 +54,14 @@ _DEFINITION_BODY = {
 async def _set_running(request: HttpRequest, name: str, *, is_running: bool) -> dict[str, bool]:
     check_name(name, "name")
     using = resolve_alias(None)
-    await _run(request, "change_exchange", repository.set_running, name, is_running, using)
+    await _run_as_staff(request, "change_exchange", repository.set_running, name, is_running, using)
     return {"running": is_running}
 
 
-async def _run(
+async def _run_as_staff(
     request: HttpRequest, permission: str, function: Callable[..., T], *arguments: Any
 ) -> T:
-    """Call a function if the user has the permission, in a thread; raise ApiError 403 or 404."""
+    """Call a function in a thread if a staff user has the permission; raise ApiError 403 or 404."""
 
     def check_and_run() -> T:
         _check_permission(request, permission)
@@ -85,7 +85,7 @@ def _check_permission(request: HttpRequest, permission: str) -> None:
 @router.get("/x", response={200: schemas.Exchanges, **ERRORS})
 async def list_exchanges(request: HttpRequest):
     """List the exchanges."""
-    return {"exchanges": await _run(request, "view_exchange", _list_exchanges)}
+    return {"exchanges": await _run_as_staff(request, "view_exchange", _list_exchanges)}
 
 
 @router.post("/x/{messages_name:name}/start", response={200: schemas.Running, **ERRORS})
@@ -103,7 +103,7 @@ async def stop(request: HttpRequest, name: str):
 @router.get("/x/{messages_name:name}", response={200: schemas.ExchangeState, **ERRORS})
 async def show(request: HttpRequest, name: str):
     """Show an exchange."""
-    return await _run(request, "view_exchange", _find_exchange, check_name(name, "name"))
+    return await _run_as_staff(request, "view_exchange", _find_exchange, check_name(name, "name"))
 
 
 @router.put(
@@ -126,17 +126,17 @@ async def put(request: HttpRequest, name: str, replace: bool = False):
     check_name(name, "name")
     text = read_body(request, files.MAX_BYTES)
     permission = "change_exchange" if replace else "add_exchange"
-    return await _run(request, permission, _store_exchange, request, name, text, replace)
+    return await _run_as_staff(request, permission, _store_exchange, request, name, text, replace)
 
 
 @router.delete("/x/{messages_name:name}", response={204: None, **ERRORS})
 async def delete(request: HttpRequest, name: str):
     """Delete an exchange, but not its queues."""
-    await _run(request, "delete_exchange", _delete_exchange, check_name(name, "name"))
+    await _run_as_staff(request, "delete_exchange", _delete_exchange, check_name(name, "name"))
     return Status(204, None)
 
 
-# Called by _run in a thread
+# Called by _run_as_staff in a thread
 
 
 def _list_exchanges(**filters: str) -> list[dict[str, Any]]:

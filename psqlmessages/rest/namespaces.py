@@ -12,15 +12,13 @@ import psycopg
 
 from psqlmessages import health
 from psqlmessages.client.queue_listener import QueueListener
-from psqlmessages.client.wakeups import QueueState
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.store.definitions import namespace_error
 from psqlmessages.orm import database_dsn, direct_dsn
 from psqlmessages.relay.revalidation import get_credential_monitor
-from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, Pool
-from psqlmessages.rest.waiters import QueueWaiters, ReserveArguments, WaitingRequest, log
+from psqlmessages.rest.waiters import QueueWaiters, WaitingRequest, log
 
 _MAX_CONNECTIONS: Final = 5
 # Limits of waiting requests in one process and namespace; further requests get status 429.
@@ -33,7 +31,7 @@ class RestDatabase:
 
     def __init__(self, alias: str) -> None:
         self.pool = Pool(database_dsn(alias), "rest", _MAX_CONNECTIONS)
-        self._listener = QueueListener(direct_dsn(alias), "rest listener", may_poll=True)
+        self.listener = QueueListener(direct_dsn(alias), "rest listener", may_poll=True)
         self._queues: dict[str, QueueWaiters] = {}
         # The keys are pairs of queue and ``tid``.
         self._waiters: dict[tuple[str, str], WaitingRequest] = {}
@@ -57,7 +55,7 @@ class RestDatabase:
         if queue_waiters is None:
             queue_waiters = QueueWaiters(waiter.queue, self, self._on_no_waiters)
             self._queues[waiter.queue] = queue_waiters
-            self._listener.add(waiter.queue, queue_waiters.wake)
+            self.listener.add(waiter.queue, queue_waiters.wake)
         queue_waiters.add(waiter)
         try:
             return await waiter.result
@@ -94,20 +92,8 @@ class RestDatabase:
         return self._queues[queue].list_waiting() if queue in self._queues else []
 
     def _on_no_waiters(self, queue_waiters: QueueWaiters) -> None:
-        self._listener.remove(queue_waiters.queue, queue_waiters.wake)
+        self.listener.remove(queue_waiters.queue, queue_waiters.wake)
         del self._queues[queue_waiters.queue]
-
-    # Called by QueueWaiters
-
-    async def reserve(
-        self, arguments: ReserveArguments, queue: str, count: int
-    ) -> list[LeasedElement]:
-        """Reserve up to ``count`` elements for waiters with these arguments."""
-        return await pool.reserve(self.pool, arguments.ident, queue, count, arguments.seconds)
-
-    async def listen(self, ident: str, queue: str) -> QueueState:
-        """Listen to a queue as a node, on the connection that all queues share."""
-        return await self._listener.listen(ident, queue)
 
     def release(self, ident: str, elements: Sequence[LeasedElement]) -> None:
         """Release undelivered elements in the background."""

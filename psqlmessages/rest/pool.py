@@ -213,8 +213,8 @@ async def call_with_lease(
 ) -> dict[str, Any] | None:
     """Renew a lease; if it is valid, evaluate the SQL expression ``call`` and return its answer.
 
-    ``renewal``: node, queue, seconds and the lease. None if the lease has ended, or is not one of
-    this queue.
+    ``renewal``: node, queue, seconds and the lease. None if the lease has ended, or is of another
+    queue.
     """
     rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *renewal))
     with counting_refused_calls(params):
@@ -222,7 +222,7 @@ async def call_with_lease(
 
 
 async def peek(pool: Pool, ident: str, queue: str, max_rows: int, with_bodies: bool) -> str:
-    """Return the first elements of a queue as a JSON array, and take none."""
+    """Return the first elements of a queue as a JSON array; they stay in the queue."""
     params = (ident, queue, max_rows, with_bodies, _MAX_PEEKED_BYTES)
     ((elements,),) = await pool.fetch(_PEEK, params)
     return str(elements)

@@ -20,6 +20,7 @@ from psqlmessages.rest.namespaces import RestDatabase, get_database
 from psqlmessages.rest.pool import LeasedElement
 from psqlmessages.rest.schemas import (
     ERRORS,
+    Ident,
     check_name,
     get_acting_ident,
     get_caller,
@@ -30,15 +31,16 @@ from psqlmessages.rest.waiters import WaitingRequest
 
 # Names may contain slashes, and the first matching route counts: define the longer paths first.
 router = Router(tags=["queues"])
+_QUEUE: Final = "/q/{ns}/{messages_name:queue}"
 
 
 def _resolve(
     request: HttpRequest, ns: str, queue: str, ident: str | None
 ) -> tuple[RestDatabase, str]:
     """Check the arguments of a call; return its database, and the node that it acts as."""
-    actor = get_acting_ident(request, ident)
+    ident = get_acting_ident(request, ident)
     check_name(queue, "queue")
-    return get_database(ns), actor
+    return get_database(ns), ident
 
 
 @router.get("/q", response={200: schemas.Namespaces, **ERRORS})
@@ -53,75 +55,77 @@ async def list_namespaces(request: HttpRequest):
 async def list_queues(
     request: HttpRequest,
     ns: str,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
     after: schemas.After = "",
     limit: schemas.Limit = 100,
 ):
     """List the queues that the node may use, in order of their names, with their status."""
-    actor = get_acting_ident(request, ident)
+    ident = get_acting_ident(request, ident)
     if after:
         check_name(after, "queue")
-    queues, next_after = await pool.list_statuses(get_database(ns).pool, actor, after, limit)
+    queues, next_after = await pool.list_statuses(get_database(ns).pool, ident, after, limit)
     return {"queues": queues, "next": next_after}
 
 
-@router.get("/q/{ns}/{messages_name:queue}/status", response={200: schemas.QueueStatus, **ERRORS})
-async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.get(_QUEUE + "/status", response={200: schemas.QueueStatus, **ERRORS})
+async def status(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
-    database, actor = _resolve(request, ns, queue, ident)
-    return await pool.read_status(database.pool, actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    return await pool.read_status(database.pool, ident, queue)
 
 
-@router.get("/q/{ns}/{messages_name:queue}/paused", response={200: schemas.Paused, **ERRORS})
-async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.get(_QUEUE + "/paused", response={200: schemas.Paused, **ERRORS})
+async def paused(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Return whether a queue is paused."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     # The response contains only the field of schemas.Paused.
-    return await pool.read_status(database.pool, actor, queue)
+    return await pool.read_status(database.pool, ident, queue)
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/pause", response={200: schemas.Paused, **ERRORS})
-async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.patch(_QUEUE + "/pause", response={200: schemas.Paused, **ERRORS})
+async def pause(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Pause a queue: consumers in all processes wait, and pushes still work."""
-    database, actor = _resolve(request, ns, queue, ident)
-    await database.pool.call("pause(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    await database.pool.call("pause(%s, %s)", ident, queue)
     return {"paused": True}
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/resume", response={200: schemas.Paused, **ERRORS})
-async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.patch(_QUEUE + "/resume", response={200: schemas.Paused, **ERRORS})
+async def resume(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Resume a queue."""
-    database, actor = _resolve(request, ns, queue, ident)
-    await database.pool.call("resume(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    await database.pool.call("resume(%s, %s)", ident, queue)
     return {"paused": False}
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/drain", response={200: schemas.Drained, **ERRORS})
-async def drain(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.patch(_QUEUE + "/drain", response={200: schemas.Drained, **ERRORS})
+async def drain(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Remove all available elements; scheduled and reserved ones stay."""
-    database, actor = _resolve(request, ns, queue, ident)
-    answer = await database.pool.call("drain(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    answer = await database.pool.call("drain(%s, %s)", ident, queue)
     return {"removed": answer["Removed"]}
 
 
-@router.get("/q/{ns}/{messages_name:queue}/peek", response={200: schemas.PeekedElements, **ERRORS})
+@router.get(_QUEUE + "/peek", response={200: schemas.PeekedElements, **ERRORS})
 async def peek(
     request: HttpRequest,
     ns: str,
     queue: str,
     max_rows: schemas.PeekRows = 10,
     with_bodies: bool = True,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
-    """List elements in the order in which they can be taken, and take none.
+    """List the first elements, in the order in which they can be taken; they stay in the queue.
 
     The bodies of an answer have at most 1 MiB together; only its first element may have more.
     """
-    database, actor = _resolve(request, ns, queue, ident)
-    elements = await pool.peek(database.pool, actor, queue, max_rows, with_bodies)
-    response = HttpResponse(f'{{"elements": {elements}}}', content_type="application/json")
-    response.headers["Cache-Control"] = "no-store"
-    return response
+    database, ident = _resolve(request, ns, queue, ident)
+    elements = await pool.peek(database.pool, ident, queue, max_rows, with_bodies)
+    return HttpResponse(
+        f'{{"elements": {elements}}}',
+        content_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
 
 
 # Leases
@@ -129,27 +133,21 @@ async def peek(
 _DEFAULT_LEASE_SECONDS: Final = 120
 
 
-@router.patch(
-    "/q/{ns}/{messages_name:queue}/commit/{lease}", response={200: schemas.Done, **ERRORS}
-)
-async def commit(
-    request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
-):
+@router.patch(_QUEUE + "/commit/{lease}", response={200: schemas.Done, **ERRORS})
+async def commit(request: HttpRequest, ns: str, queue: str, lease: str, ident: Ident = None):
     """Acknowledge a reserved element, which removes it; 404 if the lease is not valid."""
     await _call_with_lease(request, ns, queue, lease, ident, "messages.commit(%s, %s)")
     return {"done": True}
 
 
-@router.patch(
-    "/q/{ns}/{messages_name:queue}/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS}
-)
+@router.patch(_QUEUE + "/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS})
 async def rollback(
     request: HttpRequest,
     ns: str,
     queue: str,
     lease: str,
     delay: schemas.Delay = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Reject a reserved element, which counts a failed attempt; 404 if the lease is not valid."""
     call = "messages.rollback(%s, %s::float8, %s)"
@@ -157,28 +155,21 @@ async def rollback(
     return {"done": True, "dead_lettered": "DeadLettered" in answer}
 
 
-@router.patch(
-    "/q/{ns}/{messages_name:queue}/release/{lease}", response={200: schemas.Done, **ERRORS}
-)
-async def release(
-    request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
-):
-    """Give back an unread element to its old place; this counts no failed attempt.
-
-    404 if the lease is not valid.
-    """
+@router.patch(_QUEUE + "/release/{lease}", response={200: schemas.Done, **ERRORS})
+async def release(request: HttpRequest, ns: str, queue: str, lease: str, ident: Ident = None):
+    """Give back an unread element without counting an attempt; 404 if the lease is not valid."""
     await _call_with_lease(request, ns, queue, lease, ident, "messages.release(%s, %s)")
     return {"done": True}
 
 
-@router.patch("/q/{ns}/{messages_name:queue}/renew/{lease}", response={200: schemas.Done, **ERRORS})
+@router.patch(_QUEUE + "/renew/{lease}", response={200: schemas.Done, **ERRORS})
 async def renew(
     request: HttpRequest,
     ns: str,
     queue: str,
     lease: str,
     duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Extend a lease to ``duration`` seconds from now; 404 if the lease is not valid."""
     call = "json_build_object('Err', '0')"
@@ -197,12 +188,12 @@ async def _call_with_lease(
     seconds: float = 1.0,
 ) -> dict[str, Any]:
     """Renew a lease, and evaluate the SQL expression ``call``; raise 404 for an invalid lease."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
-    params = (actor, *options, lease) if "%s" in call else ()
-    answer = await pool.call_with_lease(database.pool, call, params, (actor, queue, seconds, lease))
+    params = (ident, *options, lease) if "%s" in call else ()
+    answer = await pool.call_with_lease(database.pool, call, params, (ident, queue, seconds, lease))
     if answer is None:
-        raise ApiError(404, f"the lease {lease:.100} has ended, or is not one of this queue")
+        raise ApiError(404, f"the lease {lease:.100} has ended, or is of another queue")
     return answer
 
 
@@ -237,12 +228,12 @@ _ELEMENT_RESPONSE: Final[dict[str, Any]] = {
 }
 
 
-@router.get("/q/{ns}/{messages_name:queue}/consumers", response={200: schemas.Consumers, **ERRORS})
-async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.get(_QUEUE + "/consumers", response={200: schemas.Consumers, **ERRORS})
+async def consumers(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """List the requests that wait in this server process, in the order in which they are served."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     # Raises an error if the node may not use the queue.
-    await pool.read_status(database.pool, actor, queue)
+    await pool.read_status(database.pool, ident, queue)
     waiting = [
         {
             "tid": waiter.tid,
@@ -256,35 +247,31 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Id
     return {"process": os.getpid(), "consumers": waiting}
 
 
-@router.delete("/q/{ns}/{messages_name:queue}/consumer/{tid}", response={204: None, **ERRORS})
-async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
+@router.delete(_QUEUE + "/consumer/{tid}", response={204: None, **ERRORS})
+async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: Ident = None):
     """Cancel a request that waits in this server process: your own, or one of the acting node."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     user = get_caller(request).credentials.user
     for waiter in database.list_waiters(queue):
-        if waiter.tid == tid and (waiter.credentials.user == user or waiter.ident == actor):
+        if waiter.tid == tid and (waiter.credentials.user == user or waiter.ident == ident):
             waiter.cancel()
             return Status(204, None)
-    raise ApiError(404, f"no request {tid:.64} of yours is waiting in this server process")
+    raise ApiError(404, f"no request {tid:.64} that you may cancel waits in this server process")
 
 
-@router.delete("/q/{ns}/{messages_name:queue}/{int:number}", response={204: None, **ERRORS})
+@router.delete(_QUEUE + "/{int:number}", response={204: None, **ERRORS})
 async def remove(
-    request: HttpRequest,
-    ns: str,
-    queue: str,
-    number: schemas.ElementId,
-    ident: schemas.Ident = None,
+    request: HttpRequest, ns: str, queue: str, number: schemas.ElementId, ident: Ident = None
 ):
     """Remove an element that is not reserved; 404 if there is no such element."""
-    database, actor = _resolve(request, ns, queue, ident)
-    if not (await database.pool.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
+    database, ident = _resolve(request, ns, queue, ident)
+    if not (await database.pool.call("remove(%s, %s, %s)", ident, queue, number))["Done"]:
         raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
     return Status(204, None)
 
 
 @router.get(
-    "/q/{ns}/{messages_name:queue}",
+    _QUEUE,
     response={
         200: bytes,
         **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
@@ -300,7 +287,7 @@ async def take(
     reserve: bool = False,
     duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
     tid: schemas.Tid = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Take the next element; wait for it up to ``to`` seconds, then return 504.
 
@@ -309,12 +296,12 @@ async def take(
     X-CSRFToken.
     """
     require_csrf_header(request)
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     now = datetime.now(UTC)
     waiter = WaitingRequest(
         tid=tid or secrets.token_urlsafe(12),
         queue=queue,
-        ident=actor,
+        ident=ident,
         lease_seconds=duration if reserve else _REMOVAL_LEASE_SECONDS,
         is_reserving=reserve,
         waits_if_empty=to > 0,
@@ -326,7 +313,7 @@ async def take(
         await release_thread()
     element = await database.take(waiter)
     if not reserve:
-        await _remove_taken(database, actor, element)
+        await _remove_taken(database, ident, element)
     return _build_response(element, is_reserved=reserve)
 
 
@@ -345,7 +332,6 @@ async def _remove_taken(database: RestDatabase, ident: str, element: LeasedEleme
 
 def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpResponse:
     content = bodies.build_content(element.body, element.enc, element.headers)
-    response = HttpResponse(content.data, content_type=content.content_type)
     headers = {
         **_SECURITY_HEADERS,
         "x-ks-id": str(element.id),
@@ -355,15 +341,13 @@ def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpRespons
     }
     if is_reserved:
         headers["x-ks-lease"] = element.lease
-    for name, value in headers.items():
-        response.headers[name] = value
-    return response
+    return HttpResponse(content.data, content_type=content.content_type, headers=headers)
 
 
 # Settings and removal of queues
 
 
-@router.patch("/q/{ns}/{messages_name:queue}", response={200: schemas.ConfiguredQueue, **ERRORS})
+@router.patch(_QUEUE, response={200: schemas.ConfiguredQueue, **ERRORS})
 async def configure(
     request: HttpRequest,
     ns: str,
@@ -371,15 +355,15 @@ async def configure(
     max_tries: schemas.MaxTries = None,
     dead_letter_queue: schemas.DeadLetterQueue = None,
     key_timeout: schemas.KeyTimeout = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Change settings of a queue, and return all its settings. Creates the queue if necessary."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     if dead_letter_queue is not None:
         check_name(dead_letter_queue, "dead_letter_queue")
     options = (max_tries, dead_letter_queue, key_timeout)
     answer = await database.pool.call(
-        "configure_queue(%s, %s, %s::int, %s, %s::int)", actor, queue, *options
+        "configure_queue(%s, %s, %s::int, %s, %s::int)", ident, queue, *options
     )
     return {
         "max_tries": answer["MaxTries"] or None,
@@ -388,13 +372,11 @@ async def configure(
     }
 
 
-@router.delete(
-    "/q/{ns}/{messages_name:queue}", response={204: None, 409: schemas.ErrorBody, **ERRORS}
-)
-async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+@router.delete(_QUEUE, response={204: None, 409: schemas.ErrorBody, **ERRORS})
+async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
     """Remove an empty queue with its settings; 409 if it has elements."""
-    database, actor = _resolve(request, ns, queue, ident)
-    await database.pool.call("remove_queue(%s, %s)", actor, queue)
+    database, ident = _resolve(request, ns, queue, ident)
+    await database.pool.call("remove_queue(%s, %s)", ident, queue)
     return Status(204, None)
 
 
@@ -418,7 +400,7 @@ ANY_BODY = {
 
 
 @router.post(
-    "/q/{ns}/{messages_name:queue}",
+    _QUEUE,
     response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **ERRORS},
     openapi_extra=ANY_BODY,
 )
@@ -430,10 +412,10 @@ async def push(
     mature: schemas.Mature = None,
     tries: schemas.Tries = 0,
     key: schemas.Key = None,
-    ident: schemas.Ident = None,
+    ident: Ident = None,
 ):
     """Push the body with the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
-    database, actor = _resolve(request, ns, queue, ident)
+    database, ident = _resolve(request, ns, queue, ident)
     if key is not None and ("\0" in key or "\N{REPLACEMENT CHARACTER}" in key):
         raise ApiError(400, "malformed key: use UTF-8 without NUL")
     http_headers = {name.lower(): value for name, value in request.headers.items()}
@@ -441,6 +423,6 @@ async def push(
     data = read_body(request, get_settings().MAX_BODY_BYTES)
     body, headers = bodies.parse_request(data, content_type, http_headers)
     options = (headers, mature, delay, tries, key or None)
-    answer = await database.pool.call(_PUSH, actor, queue, body.text, body.enc, *options)
+    answer = await database.pool.call(_PUSH, ident, queue, body.text, body.enc, *options)
     already = bool(answer.get("Already"))
     return Status(200 if already else 201, {"id": answer["Id"], "already": already})

@@ -211,7 +211,7 @@ ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 
 _BILLION = 1_000_000_000
 
-Ident = Annotated[str | None, Field(description="The acting node.")]
+Ident = Annotated[str | None, Field(description="The node that the call acts as.")]
 Namespace = Annotated[
     str | None, Field(description='The namespace; without it PSQLMESSAGES["DATABASE"].')
 ]

@@ -21,9 +21,9 @@ async def status(
     request: HttpRequest, topic: str, ns: schemas.Namespace = None, ident: schemas.Ident = None
 ):
     """List the nodes that send to a topic, and the nodes that listen to it."""
-    actor = get_acting_ident(request, ident)
+    ident = get_acting_ident(request, ident)
     name = check_name(topic, "topic")
-    answer = await get_database(resolve_alias(ns)).pool.call("topic_status_as(%s, %s)", actor, name)
+    answer = await get_database(resolve_alias(ns)).pool.call("topic_status_as(%s, %s)", ident, name)
     return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
@@ -36,13 +36,13 @@ async def send(
     request: HttpRequest, topic: str, ns: schemas.Namespace = None, ident: schemas.Ident = None
 ):
     """Send the body to all current listeners. They cannot reply: the sender has no session."""
-    actor = get_acting_ident(request, ident)
+    ident = get_acting_ident(request, ident)
     name = check_name(topic, "topic")
     data = read_body(request, get_settings().MAX_BODY_BYTES)
     body, _ = bodies.parse_request(data, request.headers.get("Content-Type", "").strip(), {})
     function = "topic_send_as(%s, %s, %s, NULL, %s)"
     try:
-        await get_database(resolve_alias(ns)).pool.call(function, actor, name, body.text, body.enc)
+        await get_database(resolve_alias(ns)).pool.call(function, ident, name, body.text, body.enc)
     except NoListeners:
         return {"heard": False}
     return {"heard": True}

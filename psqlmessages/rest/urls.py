@@ -56,18 +56,13 @@ def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
     for pattern in url_patterns:
         # OpenAPI writes a route as q/{ns}, Django as q/<str:ns>.
         route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
-        by_method = inputs.get(route)
-        if by_method:
-            strict.append(_strict_pattern(pattern, by_method))
-        else:
-            view = _read_only(pattern.callback)
-            strict.append(URLPattern(pattern.pattern, view, pattern.default_args, pattern.name))
+        view = pattern.callback
+        view = _strict_view(view, inputs[route]) if route in inputs else _read_only(view)
+        strict.append(URLPattern(pattern.pattern, view, pattern.default_args, pattern.name))
     return strict, app, namespace
 
 
-def _strict_pattern(pattern: URLPattern, by_method: dict[str, AcceptedInput]) -> URLPattern:
-    view = pattern.callback
-
+def _strict_view(view: Callable[..., Any], by_method: dict[str, AcceptedInput]) -> Any:
     @wraps(view)
     async def strict_view(request: HttpRequest, **path_arguments: Any) -> HttpResponse:
         # None for an unsupported method, which the view itself refuses with status 405.
@@ -82,7 +77,7 @@ def _strict_pattern(pattern: URLPattern, by_method: dict[str, AcceptedInput]) ->
             return response
         return _refuse_method(request, sorted(response.headers["Allow"].split(", ")))
 
-    return URLPattern(pattern.pattern, strict_view, pattern.default_args, pattern.name)
+    return strict_view
 
 
 def _read_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:

@@ -20,7 +20,7 @@ from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
-from psqlmessages.rest.pool import LeasedElement
+from psqlmessages.rest.pool import LeasedElement, reserve
 from psqlmessages.retry import RateLimitedLogger
 
 if TYPE_CHECKING:
@@ -226,7 +226,9 @@ class QueueWaiters:
         """Reserve elements for waiters with these arguments; return how many were available."""
         waiters_before = self.list_waiting()
         try:
-            elements = await self._database.reserve(arguments, self.queue, count)
+            elements = await reserve(
+                self._database.pool, arguments.ident, self.queue, count, arguments.seconds
+            )
         except ServerUnreachable:
             raise
         except MessagesError as error:
@@ -264,7 +266,7 @@ class QueueWaiters:
         is_new = False
         for ident in unchecked or idents[:1]:
             try:
-                state = await self._database.listen(ident, self.queue)
+                state = await self._database.listener.listen(ident, self.queue)
             except ServerUnreachable:
                 raise
             except MessagesError as error:

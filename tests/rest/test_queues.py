@@ -55,6 +55,8 @@ def test_headers_travel_each_by_itself_and_all_as_json(worker: Caller):
 def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
     for body in (b'{"n": ', b"", b"NaN", b"\xff", b"[" * 100_000, b"\xef\xbb\xbf1"):
         assert worker.push("orders", body, "application/json").status == 400
+    for headers in (rb'{"a": "\ud800"}', rb'{"\u0000": 1}', b'{"a": 1e400}', b"[]"):
+        assert worker.call("POST", at("orders"), b"", {"x-ks-headers": headers}).status == 400
     assert worker.call("GET", at("orders", "status")).json["puts"] == 0
 
 

@@ -270,15 +270,17 @@ def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
         metrics, "running_observer", lambda: SimpleNamespace(history=SimpleNamespace(topics={}))
     )
     text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
-    names = set()
-    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE):
-        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-        names |= {name + suffix for suffix in suffixes}
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
+    histograms = [name for name, kind in kinds.items() if kind == "histogram"]
+    names = {*kinds, *(name + end for name in histograms for end in ("_bucket", "_sum", "_count"))}
+    page = (FILES.parent / "reference/settings.md").read_text().partition("| figure |")[2]
+    figures = "".join(re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE))
+    documented = set(re.findall(r"`(?:psqlmessages)?(_\w+)", figures))
+    assert {f"psqlmessages{name}" for name in documented} == set(kinds)
     alerts = (FILES / "alerts.yml").read_text()
     for file in (alerts, (FILES / "dashboard.json").read_text()):
         used = set(re.findall(r"psqlmessages_\w+", file))
-        assert used
-        assert used <= names, used - names
+        assert set() < used <= names, used - names
     groups = yaml.safe_load(alerts)["groups"]
     rules = "".join(rule["expr"] for rule in groups[0]["rules"])
     assert sorted(re.findall('check="(.*?)"', rules)) == sorted(CHECK_NAMES)

@@ -21,7 +21,7 @@ from psqlmessages.exchanges.model import (
     SelectorInput,
     ident_of,
 )
-from psqlmessages.exchanges.routing import RouteCache, needs_body, route
+from psqlmessages.exchanges.routing import RouteCache, route
 from psqlmessages.wire import EncodedBody, MalformedPayload, decode
 
 # `messages.deliver` accepts at most this many copies in one call.
@@ -49,7 +49,7 @@ class ExchangePlan:
     """Plan for the consumers of an exchange.
 
     The mark of a destination is ``<exchange>/<namespace>/<queue>/<number>``. The number counts the
-    earlier destinations with the same queue, so it is usually 0. The mark then stays the same when
+    earlier destinations with the same queue, so it is usually 0, and the mark stays the same when
     other destinations are added, removed or reordered. An element stores the marks of the copies
     already made, so that a retry does not make them again.
     """
@@ -82,7 +82,7 @@ class ExchangePlan:
             exchange=exchange,
             mode=mode,
             marks=tuple(marks),
-            needs_body=needs_body(exchange),
+            needs_body=any(selector.needs_body for selector in exchange.selectors),
             consumers=consumers,
             batch_size=min(exchange.wsize // consumers, max_batch_size),
             route_cache=RouteCache.of(exchange),
@@ -252,7 +252,7 @@ class RoutedBatch:
 
     def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
-        # Any outcome will do, because ``count_outcomes`` replaces it with "failed".
+        # This outcome has no effect: ``count_outcomes`` replaces it with "failed".
         self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(element.ref)
 

@@ -47,10 +47,7 @@ class DryRunDestination:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Result of a dry run.
-
-    ``fallback`` is the copy that a fallback queue would get, or None.
-    """
+    """Result of a dry run; ``fallback`` is the copy that a fallback queue would get, or None."""
 
     outcome: Outcome
     destinations: tuple[DryRunDestination, ...]

@@ -26,7 +26,7 @@ PushErrors = dict[tuple[str, str], str | None]
 _MAX_CHARACTERS: Final = 8 * 1024 * 1024
 # Numbers of errors that concern one copy (body, headers, key), not the queue or the exchange.
 _COPY_ERRORS: Final = ("51", "54", "55", "63")
-# SQLSTATE classes of errors that sent data causes: invalid data, constraints, program limits.
+# SQLSTATE classes of errors that data causes: invalid data, constraints, program limits.
 _DATA_ERRORS: Final = ("22", "23", "54")
 
 
@@ -121,9 +121,9 @@ class RemotePusher:
 
     async def _execute(self, groups: list[list[RemoteCopy]]) -> list[Any]:
         """Push groups in one transaction; return one answer for each group."""
-        statements = [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in groups)]
-        _, *results = await self._connection.execute_transaction(statements)
-        return [rows[0][0] for rows in results]
+        pushes = [sql.push(self._ident, group) for group in groups]
+        queries = (Query("BEGIN"), Query(_TIMEOUT), *pushes, Query("COMMIT"))
+        return [rows[0][0] for rows in (await self._connection.execute(*queries))[2:-1]]
 
     async def _recover(self, error: psycopg.Error) -> bool:
         """Roll back. Return whether the connection is open and a copy may have caused the error."""

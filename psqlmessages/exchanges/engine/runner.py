@@ -77,17 +77,17 @@ class ExchangeLog:
             )  # fmt: skip
 
     def on_error(self, error: Exception) -> None:
-        """Count and log an error after which a consumer waits."""
+        """Count and log an error after which a consumer waits; with a traceback if it is a bug."""
         self._counters.waits += 1
         self.may_lack_rules |= isinstance(error, NotAuthorized)
+        is_bug = not isinstance(error, MessagesError | psycopg.Error)
         text = error_line(error)
         if not isinstance(error, MessagesError):
             text = f"{type(error).__name__}: {text}"
-        self._log.warning("exchange %s will retry after an error: %s", self._name, text)
-
-    def on_unexpected_error(self, error: Exception) -> None:
-        """Log an internal error with its traceback."""
-        self._log.warning("exchange %s: unexpected error", self._name, exc_info=error)
+        self._log.warning(
+            "exchange %s will retry after an error: %s",
+            self._name, text, key=is_bug, exc_info=error if is_bug else None,
+        )  # fmt: skip
 
 
 # The consumers of one exchange. One idle consumer watches the queue, the others wait until woken.
@@ -275,10 +275,7 @@ class ExchangeConsumer:
             else:
                 self._single_count = 0
                 await self._runner.wait_for_work(wakeups)
-        except (psycopg.Error, MessagesError) as error:
-            await self._on_error(error)
         except Exception as error:  # noqa: BLE001 - logged and counted; the other consumers continue
-            self._log.on_unexpected_error(error)
             await self._on_error(error)
 
     async def _on_error(self, error: Exception) -> None:
@@ -341,8 +338,8 @@ class ExchangeConsumer:
     async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
 
-        If this takes no element, `_take` tries again before the consumer waits. Without a second
-        attempt, the consumer could miss a notification that arrived after the first one.
+        If this takes no element, `_take` tries again before the consumer waits, because
+        notifications that arrive between this attempt and the next step do not end that wait.
         """
         started_at = monotonic()
         take = self._take_queries(self._batch_size)
@@ -383,12 +380,12 @@ class ExchangeConsumer:
                 (rows,) = await self._connection.execute(sql.deliver(batch, sorted(batch.failed)))
             except psycopg.Error as error:
                 self._isolate_failure(error, elements)
-                is_broken = not self._connection.is_open
-                if not is_broken:
+                if self._connection.is_open:
                     await self._connection.reset()
                     leases = [element.ref for element in elements]
                     await self._connection.execute(sql.release(self._plan.ident, leases))
-                if not is_broken or self._runner.is_stopping or monotonic() > deadline:
+                    raise
+                if self._runner.is_stopping or monotonic() > deadline:
                     raise
                 await self._on_error(error)
             else:

@@ -116,18 +116,14 @@ class ReconnectingConnection:
         rows = await _rows(cursors)
         return rows[: len(queries)], rows[len(queries) :]
 
-    async def execute_transaction(self, queries: Sequence[Query]) -> list[list[Row]]:
-        """Run statements as one transaction, in one round trip; return the rows of each."""
-        return (await self.execute(Query("BEGIN"), *queries, Query("COMMIT")))[1:-1]
-
     async def reset(self) -> None:
         """Roll back an open transaction; close the connection if that fails."""
-        if self._connection is None or self._is_idle():
+        if self._is_idle():
             return
         with suppress(psycopg.Error):
             await self.execute(Query("ROLLBACK"))
         if not self._is_idle():
-            await self._connection.close()
+            await self.close()
 
     async def shut_down(self, answer_seconds: float) -> None:
         """Roll back and disconnect; ``answer_seconds`` limits each wait for the server."""
@@ -182,7 +178,7 @@ _PUSH: Final = (
 
 
 def take(ident: str, queue: str, count: int, *, with_body: bool) -> list[Query]:
-    """Create the queries that begin a transaction and take elements. `read_taken` reads answers."""
+    """Create the queries that begin a transaction and take elements; see `read_taken`."""
     take_query = Query(_TAKE, (ident, queue, count, with_body), is_binary=True)
     return [Query("BEGIN"), Query(_LIMIT_IDLE_TIME, is_binary=True), take_query]
 

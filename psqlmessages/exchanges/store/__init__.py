@@ -1,4 +1,1 @@
-"""Stored exchanges of a Django project: definitions, missing rules, graph, worker, statistics.
-
-``psqlmessages.exchanges`` is the pure part, which routes messages without a database.
-"""
+"""Stored exchanges of a Django project: definitions, missing rules, graph, worker, statistics."""

@@ -15,6 +15,7 @@ from psqlmessages.exchanges.model import (
     NO_ROUTE_ACTIONS,
     QueueRef,
     SelectorError,
+    SelectorsUnavailable,
 )
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store import files
@@ -92,8 +93,8 @@ class DefinedDestination:
         yield from _queue_errors(self.queue)
         try:
             Selector.of(self.selector)
-        except SelectorError as error:
-            yield ExchangeError(("selector",), error.text)
+        except (SelectorError, SelectorsUnavailable) as error:
+            yield ExchangeError(("selector",), str(error))
 
     def to_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
@@ -225,10 +226,7 @@ def read_document(text: bytes | str) -> Any:
 
 
 def parse_document(document: Any) -> tuple[DefinedExchange, ...]:
-    """Read a JSON document of exchanges: ``{"exchanges": {NAME: {...}}}``.
-
-    Raise MalformedExchanges with all errors, or SelectorsUnavailable for an expression.
-    """
+    """Read ``{"exchanges": {NAME: {...}}}``; raise MalformedExchanges with all errors."""
     reader = _DocumentReader()
     fields = reader.fields(document, (), ("exchanges",), required=("exchanges",))
     documents = reader.value(fields, "exchanges", (), {})

@@ -42,17 +42,19 @@ def parse(text: bytes | str) -> Any:
         raise YAMLMissing
     try:
         return yaml.load(decoded, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    except yaml.YAMLError as error:
         raise MalformedText(
-            f"it is invalid or unsupported YAML: {position}{error.problem}"
+            f"it is invalid or unsupported YAML: {_describe_error(error)}"
         ) from error
-    except yaml.reader.ReaderError as error:
-        reason = f"{chr(error.character)!r} is not a valid YAML character"
-        raise MalformedText(
-            f"it is invalid or unsupported YAML: position {error.position:,}: {reason}"
-        ) from error
+
+
+def _describe_error(error: Any) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        character = chr(error.character)
+        return f"position {error.position:,}: {character!r} is not a valid YAML character"
+    mark = error.problem_mark or error.context_mark
+    position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{position}{error.problem}"
 
 
 def write_json(document: Any) -> str:

@@ -14,6 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from psqlmessages.exceptions import insert_rules
 from psqlmessages.exchanges.model import ident_of
 from psqlmessages.exchanges.store.definitions import DefinedExchange, namespace_error
 from psqlmessages.models import Auth
@@ -101,20 +102,14 @@ class _MissingPermission:
 
     @property
     def statement(self) -> str:
-        if self.has_rule:
-            text = (
-                "UPDATE messages.auth SET mode = {mode} WHERE role = {role} AND ident = {ident}"
-                " AND type = 'Queue' AND dest = {queue};"
-            )
-        else:
-            text = (
-                "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
-                " ({role}, {ident}, 'Queue', {queue}, {mode}, {seconds});"
-            )
-        values = {name: sql.Literal(value) for name, value in asdict(self).items()}
-        return (
-            sql.SQL(text).format(**values, seconds=sql.Literal(_RULE_TIMEOUT_SECONDS)).as_string()
+        if not self.has_rule:
+            return insert_rules((self.role, self.ident, "Queue", self.queue, self.mode)) + ";"
+        update = sql.SQL(
+            "UPDATE messages.auth SET mode = {mode} WHERE role = {role} AND ident = {ident}"
+            " AND type = 'Queue' AND dest = {queue};"
         )
+        values = {name: sql.Literal(value) for name, value in asdict(self).items()}
+        return update.format(**values).as_string()
 
 
 def find_missing_rules(

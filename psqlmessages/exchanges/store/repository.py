@@ -18,6 +18,7 @@ from psqlmessages.exchanges.model import (
     CompiledExchange,
     QueueRef,
     SelectorError,
+    SelectorsUnavailable,
 )
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store.definitions import (
@@ -30,7 +31,7 @@ from psqlmessages.exchanges.store.definitions import (
     to_document,
 )
 from psqlmessages.exchanges.store.permissions import MissingRule, add_missing_rules
-from psqlmessages.models import Destination, Exchange, ExchangeCount
+from psqlmessages.models import Destination, Exchange
 
 
 class ExchangeExists(Exception):
@@ -65,16 +66,16 @@ def to_definition(row: Exchange) -> DefinedExchange:
 
 
 def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
-    """Compile an exchange for `route`; raise MalformedExchanges or SelectorsUnavailable."""
+    """Compile an exchange for `route`; raise MalformedExchanges."""
     if isinstance(exchange, Exchange):
         exchange = to_definition(exchange)
     errors, destinations = [], []
     for position, destination in enumerate(exchange.destinations):
         try:
             selector = Selector.of(destination.selector)
-        except SelectorError as error:
+        except (SelectorError, SelectorsUnavailable) as error:
             path = ("exchanges", exchange.name, "dst", position, "selector")
-            errors.append(ExchangeError(path, error.text))
+            errors.append(ExchangeError(path, str(error)))
         else:
             destinations.append(CompiledDestination(destination.queue, selector))
     if errors:
@@ -152,8 +153,6 @@ def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
         # A worker that writes counters now waits for this lock, and then finds no exchange.
         rows = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
         keys = {row.pk: row.name for row in rows}
-        ExchangeCount.objects.using(using).filter(exchange__in=keys).delete()
-        Destination.objects.using(using).filter(exchange__in=keys).delete()
         Exchange.objects.using(using).filter(pk__in=keys).delete()
     return set(keys.values())
 

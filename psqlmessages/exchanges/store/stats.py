@@ -33,7 +33,7 @@ class CounterStore:
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
-        self._merge_at = 0.0
+        self._next_merge_at = 0.0
         self.worker = uuid4()
         # The keys are primary keys of exchanges. Missing rules are texts.
         self.counters: dict[int, ExchangeCounters] = {}
@@ -49,7 +49,7 @@ class CounterStore:
         return sum(counters.elements for counters in self.counters.values())
 
     def summary(self) -> str:
-        """Return as text: the number of elements with each outcome, and of selector failures."""
+        """Return the numbers of elements by outcome, and of selector failures, as text."""
         all_counters = self.counters.values()
         outcomes = ", ".join(
             f"{sum(counters.count(outcome) for counters in all_counters):,} {outcome.label}"
@@ -88,9 +88,9 @@ class CounterStore:
         ExchangeCount.objects.using(self._using).bulk_create(
             rows, update_conflicts=True, unique_fields=_KEY_FIELDS, update_fields=_VALUE_FIELDS
         )
-        if monotonic() >= self._merge_at:
+        if monotonic() >= self._next_merge_at:
             self.merge_former_workers()
-            self._merge_at = monotonic() + _MERGE_SECONDS
+            self._next_merge_at = monotonic() + _MERGE_SECONDS
         return rows
 
     def mark_written(self, rows: list[ExchangeCount]) -> None:

@@ -61,7 +61,7 @@ class ExchangeWorker:
         self._stopping_tasks: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
-        self._write_at = 0.0
+        self._next_write_at = 0.0
         self._rule_check: asyncio.Task[None] | None = None
         self.counter_store = CounterStore(self._using)
 
@@ -96,7 +96,7 @@ class ExchangeWorker:
     async def _run_once(self) -> None:
         try:
             await self._update_running()
-            await self._write()
+            await self._write_counters()
         except Error as error:
             self._log.warning("exchanges: database error, trying again: %s", error_line(error))
         # Use a separate task, because a database that does not answer must not delay heartbeats.
@@ -113,8 +113,8 @@ class ExchangeWorker:
         for database in self._databases.values():
             await database.listener.close()
         try:
-            self._write_at = 0.0
-            await self._write()
+            self._next_write_at = 0.0
+            await self._write_counters()
         except Error as error:
             self._log.warning("exchanges: could not write the last counters: %s", error_line(error))
         await _run_in_thread(connections.close_all)
@@ -158,7 +158,13 @@ class ExchangeWorker:
             logger.warning("exchange %s cannot run: %s", row.name, error_line(error))
             return
         runner = ExchangeRunner(plan, databases, self.counter_store.of(row.pk))
-        task = asyncio.create_task(self._run_after(former, runner), name=f"exchange {row.name}")
+
+        async def run_after_former() -> None:
+            if former is not None:
+                await asyncio.wait({former})
+            await runner.run()
+
+        task = asyncio.create_task(run_after_former(), name=f"exchange {row.name}")
         definition = repository.to_definition(row)
         self._running[row.pk] = RunningExchange(row.changed_at, definition, runner, task)
         logger.info("exchange %s started with %d consumers", row.name, plan.consumers)
@@ -180,20 +186,14 @@ class ExchangeWorker:
         logger.info("exchange %s is stopping", running.definition.name)
         return running.task
 
-    @staticmethod
-    async def _run_after(former: asyncio.Task[None] | None, runner: ExchangeRunner) -> None:
-        if former is not None:
-            await asyncio.wait({former})
-        await runner.run()
-
     # Counters and missing rules
 
-    async def _write(self) -> None:
-        if monotonic() < self._write_at:
+    async def _write_counters(self) -> None:
+        if monotonic() < self._next_write_at:
             return
         rows = self.counter_store.list_rows(self._running.keys())
         self.counter_store.mark_written(await _run_in_thread(self.counter_store.write, rows))
-        self._write_at = monotonic() + WRITE_SECONDS
+        self._next_write_at = monotonic() + WRITE_SECONDS
 
     async def _check_rules(self) -> None:
         """Check the rules of exchanges that may lack rules, and of those that lacked some."""

@@ -6,13 +6,15 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
+from django.db import Error, connections
 
 from psqlmessages.checks import COMMAND_TAG
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
+from psqlmessages.client.calls import translate_error
 from psqlmessages.management import (
     access,
     database,
@@ -23,6 +25,7 @@ from psqlmessages.management import (
     run,
 )
 from psqlmessages.orm import direct_dsn, resolve_alias
+from psqlmessages.retry import error_line
 
 
 class Command(BaseCommand):
@@ -61,7 +64,10 @@ class Command(BaseCommand):
             options["database"] = resolve_alias(options["database"])
             arguments = Namespace(**options, dsn=direct_dsn(options["database"]))
             code = execute(arguments)
-        except ImproperlyConfigured as error:
+        except (ImproperlyConfigured, Error) as error:
+            cause = error.__cause__
+            if isinstance(cause, psycopg.Error):
+                raise CommandError(error_line(translate_error(cause, is_broken=False))) from error
             raise CommandError(str(error)) from error
         if code != DONE:
             sys.exit(code)

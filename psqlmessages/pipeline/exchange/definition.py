@@ -97,7 +97,7 @@ class DefinitionFolder:
 
     def __init__(self, path: Path) -> None:
         self._definitions = path / "definitions"
-        self._edition_in_use = path / "version-in-use"
+        self._version_in_use = path / "version-in-use"
 
     def put(self, version: int, text: str) -> None:
         """Write a new version of the definitions."""
@@ -110,12 +110,12 @@ class DefinitionFolder:
 
     def record_in_use(self, version: int) -> None:
         """Record that from now on all tasks use this version or a later one."""
-        replace_file(self._edition_in_use, str(version))
+        replace_file(self._version_in_use, str(version))
 
     @property
     def version_in_use(self) -> int:
         """The last version recorded by ``record_in_use``; 0 before the first."""
         try:
-            return int(self._edition_in_use.read_text(encoding="utf-8"))
+            return int(self._version_in_use.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return 0
