@@ -80,7 +80,9 @@ class MessagesError(Exception):
     def _missing_rule(self, **values: str) -> Rule:
         """Return a rule for the caller, with these values in place of those of the call."""
         role, ident, type_, dest, mode = self.caller._replace(**values)
-        return role, ident, type_, dest, "W" if type_ == "Rpc" else mode or "RW"
+        # A call with mode A moves elements if it names another queue, which needs W.
+        needs_write = type_ == "Rpc" or (mode == "A" and dest != self.caller.dest)
+        return role, ident, type_, dest, "W" if needs_write else mode or "RW"
 
 
 def error_for(number: int, text: str) -> MessagesError:

@@ -23,10 +23,9 @@ from psqlmessages.models import Auth, Queue
 from psqlmessages.monitor import graph, json_views, queries
 from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import object_url
-from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
 from tests.web.measured import count
-from tests.web.pages import Page, logged_in
+from tests.web.pages import Page, logged_in, rule_fields
 from tests.web.test_admin_exchanges import new
 
 LIST, RULE = "/monitor/topics/", "/monitor/rule/"
@@ -145,7 +144,7 @@ def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files():
         assert sum(sizes.values()) < 150_000, (address, sizes)
 
 
-def test_a_suggested_rule_is_added_once_by_its_user_and_site_only(database: World):
+def test_a_suggested_rule_is_added_once_by_its_user_and_site_only():
     for permissions in (("view_monitor",), ("add_auth",), ()):
         assert logged_in(*permissions).post(RULE).status_code == 403
     client = logged_in("view_monitor", "add_auth", enforce_csrf_checks=True)
@@ -153,17 +152,17 @@ def test_a_suggested_rule_is_added_once_by_its_user_and_site_only(database: Worl
     assert client.post(RULE).status_code == 403
     assert not Auth.objects.exists()
     client.handler.enforce_csrf_checks = False
-    password = database.server.server.home.passwords.get("user1")
-    with namespace("direct", USER="user1", PASSWORD=password):
-        answers = [client.post(RULE).json() for _ in range(2)]
-        (rule,) = Auth.objects.values_list("role", "ident", "type", "dest", "mode")
-        Auth.objects.update(mode="R")
-        response = client.post(RULE)
-    assert answers == [{"error": ""}] * 2
-    assert rule == ("user1", "example.monitor.*", "Topic", "*", "O")
-    assert [entry.is_addition() for entry in LogEntry.objects.all()] == [True]
-    assert (response.status_code, Auth.objects.get().mode) == (409, "R")
-    assert "mode R" in response.json()["error"]
+    given = {**rule_fields(client.get(LIST), "*"), "role": Server.owner}
+    assert "example.monitor.* (psqlmessages): O" in client.post(RULE, given).text
+    assert not Auth.objects.exists(), "it asks first"
+    given["confirmed"] = "1"
+    assert client.post(RULE, {**given, "back": "//evil"}).headers["Location"] == "/monitor/"
+    answer = client.post(RULE, given)
+    assert (answer.status_code, "already have a rule" in answer.text) == (400, True)
+    (rule,) = Auth.objects.values_list("role", "ident", "type", "dest", "mode")
+    assert rule == (Server.owner, "example.monitor.*", "Topic", "*", "O")
+    (entry,) = LogEntry.objects.all()
+    assert entry.is_addition()
 
 
 def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
