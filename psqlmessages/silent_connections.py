@@ -41,9 +41,10 @@ _ASK_TIMEOUT: Final = timedelta(seconds=5)
 # An answer counts as lost if this number of successive snapshots say so. At the first snapshot the
 # answer may still be on its way, or a load balancer may have asked another server.
 _LOST_SNAPSHOTS: Final = 3
-# For each backend of our role: our own pid, the backend's pid, and whether it works on a query. A
-# backend that waits for its client works on none. If track_activities is off, the state is
-# 'disabled', but wait_event_type is still available.
+# One row for each backend of our role: the pid of the backend that runs this query, which reveals a
+# pooler; the pid of the row's backend; and whether that backend works on a query. A backend that
+# waits for its client does not. If track_activities is off, the state is 'disabled', but
+# wait_event_type is still available.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
         a.state NOT LIKE 'idle%%'
@@ -250,5 +251,5 @@ class BackendMonitor:
             connection.pgconn.finish()
 
 
-# Monitors by address. The weak references keep a monitor as long as a connection uses it.
+# Monitors by address. The references are weak: a monitor exists as long as a connection uses it.
 _monitors: Final[weakref.WeakValueDictionary[str, BackendMonitor]] = weakref.WeakValueDictionary()

@@ -30,14 +30,14 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the documents that describe the REST API and the WebSockets to programs."""
+    """Add the OpenAPI document of the REST API and the AsyncAPI document of the WebSockets."""
     for name, document in (("openapi", openapi()), ("asyncapi", asyncapi())):
         content = json.dumps(document, indent=2, default=str)
         files.append(File.generated(config, f"reference/{name}.json", content=content))
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Add the anchor that `MessagesError.url` points to to each error of the table."""
+    """Give each error of the table an anchor, as the target of `MessagesError.url`."""
     if page.file.src_uri != "reference/errors.md":
         return markdown
     return re.sub(r"^\| (\d+) \|", r'| <a id="error-\1"></a>\1 |', markdown, flags=re.MULTILINE)

@@ -134,7 +134,11 @@ class BaseAdmin(ModelAdmin):
         return patterns
 
     def _explain_errors(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-        """Wrap a view: show a missing permission; answer 503 if PostgreSQL fails for a fragment."""
+        """Wrap a view, to explain its errors.
+
+        If a permission is missing, a page names it. If a fragment is requested and PostgreSQL
+        cannot be reached, the answer has the status 503.
+        """
 
         @wraps(view)
         def explained(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:

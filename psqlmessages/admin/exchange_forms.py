@@ -32,7 +32,8 @@ _FIELDS_BY_PATH: Final = {
     ("queue",): "queue",
     ("selector",): "selector",
 }
-# A valid placeholder, to check an exchange or its destinations separately.
+# The form of an exchange is checked with this destination instead of the exchange's own ones, and
+# the forms of destinations are checked with its queue as the source.
 _VALID_DESTINATION: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
 _MAX_CHARACTERS: Final = 100_000
 

@@ -147,13 +147,16 @@ class ElementsMixin:
             return
         ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
-        queues = ", ".join(f"{number:,} into {name}" for name, number in counts)
-        text = noop("{moved:,} of {chosen:,} dead letters were redriven: {queues}.")
+        queues = ", ".join(f"{number:,} from {name}" for name, number in counts)
+        text = noop("{moved:,} of {chosen:,} dead letters were redriven. Selected: {queues}.")
         numbers = {"moved": moved, "chosen": len(queue_by_id), "queues": queues}
         base.record_history(request, [(queue, CHANGE, text.format(**numbers))])
         text = _(text).format(**numbers)
         if moved < len(queue_by_id):
-            text = f"{text} {_('Reserved ones stay.')}"
+            reason = _(
+                "Reserved ones stay, and those whose queue has another dead-letter queue now."
+            )
+            text = f"{text} {reason}"
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 

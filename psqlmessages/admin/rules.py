@@ -34,7 +34,8 @@ _MAX_NAMES = 20
 class RuleForm(VerbatimForm):
     """A rule. The form refuses invalid rules, and refuses to overwrite concurrent changes."""
 
-    # Tries to lock the rules once for each request. Set on the class that the admin then creates.
+    # Locks the rules; returns the error text, or "". For each request, the admin creates a form
+    # class and sets a cached function, so that the request locks only once, even for many forms.
     try_lock: ClassVar[Callable[[], str]]
 
     class Meta:

@@ -74,7 +74,7 @@ def add_streaming_arguments(
 
 
 def split_names(text: str) -> list[str]:
-    """Split names at commas; spaces around them are no part of them."""
+    """Split a text at commas; strip spaces around the names, and omit empty names."""
     return [name for part in text.split(",") if (name := part.strip())]
 
 
@@ -143,7 +143,7 @@ class JobContext:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """Spark session on --master, started on first access; knows format("psqlmessages")."""
+        """Spark session with the given --master and our data source, started on first access."""
         from psqlmessages.pipeline import register, session
 
         configuration = dict(self.arguments.conf)
@@ -159,7 +159,7 @@ class JobContext:
         return {"processingTime": self.arguments.trigger}
 
     def follow(self, query: StreamingQuery, lag: Callable[[], float | None], **others: Any) -> None:
-        """Run a query until it ends, with a JobRunner; ``others`` are more fields of it."""
+        """Follow a query with a JobRunner until it ends; ``others``: its other fields."""
         from psqlmessages.pipeline.job_runner import JobRunner
 
         fields = {"record": self.record, "print_line": self.say, **others}
@@ -170,7 +170,7 @@ class JobContext:
         print(text, file=sys.stderr, flush=True)
 
     def record(self, progress: JobProgress) -> None:
-        """Write the progress of the job; if the database is unreachable, print so once."""
+        """Write the progress of the job; print a warning when the database becomes unreachable."""
         fields: dict[str, Any] = {
             "state": progress.state,
             "rows": progress.rows,

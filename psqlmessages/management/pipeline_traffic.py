@@ -113,8 +113,9 @@ def _print_topics(context: JobContext) -> None:
     context.say(f"reading {number} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not topics:
         context.say(
-            f"no rule lets {traffic.CLIENT} read any topic. For all topics: python manage.py"
-            f" psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic '*'"
+            f"there is no topic that {traffic.CLIENT} may read. To allow all topics: python"
+            f" manage.py psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic"
+            " '*'"
         )
 
 

@@ -56,8 +56,8 @@ class SourceOptions:
             queue=queue,
             client=lowered.get("client") or "pipeline",
             starting=_parse_start(lowered.get("startingoffsets", EARLIEST)),
-            # Fewer elements than messages: an offset lists all leases of its batch, and Spark
-            # keeps 100 offsets in memory.
+            # The default of a queue is smaller, because an offset lists all leases of its batch,
+            # and Spark keeps 100 offsets in memory.
             max_rows=_parse_count(lowered, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),

@@ -1,4 +1,4 @@
-"""Source of topics, for batch and streaming reads: each message exactly once."""
+"""Source of topics: streaming reads, which return each message exactly once, and batch reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from psqlmessages.pipeline.topic_ranges import IdRange, StreamStatements, Weight
 class TopicBatchReader(DataSourceReader):
     """Reads the messages that topics store when the read is planned.
 
-    Partitions are read later: messages that are committed or removed until then may be missing.
+    Spark reads the partitions later. Messages that are committed after the planning, or removed
+    before their partition is read, may be missing.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -239,8 +240,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of the next batch, or ``start`` if the next batch is empty."""
         begin = Offset.of(start)
         if not self._is_start_stored and begin == self._initial:
-            # Spark stores only the ends of batches. Make the first one empty: if it had messages
-            # and were interrupted, Spark would restart at a later start, and skip them.
+            # Spark stores only the ends of batches. Return the start as the end of an empty batch,
+            # so that Spark stores it. Otherwise, a query that is interrupted in its first batch
+            # would restart at the latest messages of that time, and skip earlier ones.
             self._is_start_stored = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -284,8 +286,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read a partition, and check afterwards that none of its messages were removed."""
         ranges: Sequence[IdRange]
         ranges, cluster = partition.value
-        # A removed topic is an SQL error if it is named, but not if a pattern includes it. So name
-        # only topics that the option names. Cut names: a pattern has at most 100 characters.
+        # If a topic was removed, its name causes an SQL error, but a pattern does not. So use the
+        # name only of a topic that the option names, and a pattern for each other topic. The name
+        # in the pattern is cut, because a pattern has at most 100 characters.
         topics = self._options.topics
         names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
         watermarks_sql = offsets.watermarks_sql(self._options.client, sorted(names))

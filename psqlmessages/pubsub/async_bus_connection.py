@@ -124,7 +124,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     @staticmethod
     def _detach(buffer: Buffer) -> None:
-        # Remove it before closing it, because the next connection may get the same descriptor.
+        # Remove the reader before closing the descriptor: a new connection may get the same number.
         asyncio.get_running_loop().remove_reader(buffer.descriptor)
         buffer.close()
 
@@ -153,7 +153,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             return await run_steps_async(self._run_call(create_script), operator.call)
 
     async def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares connections, so that notifications get lost."""
+        """Raise ConnectionShared if a pooler shares connections: notifications would get lost."""
         has_pooler = await self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             await asyncio.to_thread(
@@ -245,7 +245,8 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             try:
                 script = self._state.open_script(buffer)
                 await self._run_script(buffer, script, self._answer_seconds)
-                # A task that closes the bus disconnects without `_io` if it is cancelled.
+                # `close` may have been cancelled while it waited for `_io`. Then it has already
+                # disconnected, and would not close this connection.
                 self._raise_if_closed()
             except BaseException:
                 await self._close_buffer(buffer)

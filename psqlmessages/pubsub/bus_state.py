@@ -376,7 +376,7 @@ class BusBuffer(Generic[ConnectionT]):
         return [value.decode(encoding) for value in values if value is not None]
 
     def detect_pooler_script(self) -> Script[bool]:
-        """Read the backend's process id; return True if libpq has another one, from a pooler."""
+        """Read the backend's process id; return True if libpq got a different id from a pooler."""
         if not self._has_read_process_id:
             (pid,) = yield BACKEND_PID
             self.process_id = int(pid)

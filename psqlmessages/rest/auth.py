@@ -50,7 +50,7 @@ class ApiCaller:
     allowed_idents: frozenset[str]
 
     def choose_ident(self, ident: str | None) -> str:
-        """Return the given ident if it is allowed; without an ident, the only allowed one.
+        """Return the given ident if it is allowed; without an ident, the only exact name.
 
         Raises ApiError 403 if the ident is not allowed, or 400 if an ident is necessary.
         """
@@ -95,7 +95,7 @@ class BySession(AuthBase):
     csrf = True
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
-        """Return the caller; None without a login, or with a token, which takes precedence."""
+        """Return the caller; None if nobody has logged in, or if `ByToken` decides on a token."""
         if _bearer_token(request) is not None or not hasattr(request, "session"):
             return None
         caller = await _query(_find_caller_of_session, request)

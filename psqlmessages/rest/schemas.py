@@ -261,7 +261,7 @@ def get_caller(request: HttpRequest) -> ApiCaller:
 
 
 def get_acting_ident(request: HttpRequest, ident: str | None) -> str:
-    """Return the node that a call acts as: the given one, or the caller's only one."""
+    """Return the node that a call acts as: the given one, or the caller's only exact name."""
     return get_caller(request).choose_ident(None if ident is None else check_name(ident, "ident"))
 
 

@@ -263,7 +263,7 @@ def test_dead_letters_go_back_where_they_came_from(admin: Admin, worker: Program
     dead_letters = Element.objects.filter(queue__name="__deadletter__")
     chosen = dead_letters.filter(headers__contains={"x-dl-from-queue": "orders"})[0]
     answer = admin.send(page, "Redrive selected", element=[str(chosen.pk)])
-    text = "1 of 1 dead letters were redriven: 1 into orders."
+    text = "1 of 1 dead letters were redriven. Selected: 1 from orders."
     assert (answer.messages, history()[-1]) == ([text], text)
     assert (held("orders"), held("bills"), held("__deadletter__")) == (1, 0, 2)
     element = Element.objects.get(queue__name="orders")
@@ -271,8 +271,8 @@ def test_dead_letters_go_back_where_they_came_from(admin: Admin, worker: Program
     # Reserved dead letters stay.
     lease = worker.query(TAKE, "__deadletter__")
     (said,) = admin.send(page, "Redrive all (up to 10000)").messages
-    assert said.startswith("1 of 2 dead letters were redriven: ")
-    assert "Reserved ones stay." in said
+    assert said.startswith("1 of 2 dead letters were redriven. Selected: ")
+    assert "Reserved ones stay" in said
     assert (held("orders") + held("bills"), held("__deadletter__")) == (2, 1)
     worker.connection.execute("SELECT messages.rollback('W', 0, %s)", [lease])
     admin.send(page, "Redrive all (up to 10000)")
