@@ -51,7 +51,8 @@ class OpenTransaction:
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
     """Return the transactions open for at least this time, or for an unknown time, oldest first."""
-    # PostgreSQL hides began_at and state together. If only began_at is null, the transaction ended.
+    # If began_at and state are null, PostgreSQL hides them from our role: include the transaction.
+    # If only began_at is null, the transaction has just ended.
     rows = base.fetch_rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"
@@ -64,7 +65,11 @@ def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
 
 
 def describe_delays() -> str:
-    """Return a warning if open transactions delay events of a change of rules; else ""."""
+    """Return a warning if open transactions delay the end of revoked registrations; else "".
+
+    A change of rules ends the registrations and memberships of nodes that no rule allows any
+    longer. If a transaction has locked their rows, housekeeping ends them after the transaction.
+    """
     ((has_delayed_events,),) = base.fetch_rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )

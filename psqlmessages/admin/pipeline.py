@@ -23,7 +23,11 @@ from psqlmessages.models.pipeline import ENDED_STATES
 
 
 class WindowFilter(admin.SimpleListFilter):
-    """Filter windows by length, by default a minute. Windows of each length count all messages."""
+    """Filter windows by length, by default a minute.
+
+    The windows of each length count all messages: a list of all lengths would count each message
+    several times.
+    """
 
     title = _("window")
     parameter_name = "window_seconds"

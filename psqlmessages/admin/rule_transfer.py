@@ -38,7 +38,7 @@ _OTHER_FIELDS_BYTES = 10_000
 
 
 class UnusablePlan(Exception):
-    """The plan expired, was altered, or names an unknown user or group; the text says which."""
+    """The plan expired, was altered, or names an unknown user or group. The user sees the text."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ _TEMPLATE, _TITLE = "auth/import", _("Import of rules")
 
 
 class UploadForm(forms.Form):
-    """A document, and whether to remove rules that it does not contain."""
+    """A document, and whether to remove rules and web identities that it does not contain."""
 
     document = forms.FileField(label=_("Document"), help_text=_("A file written by Export."))
     replace = forms.BooleanField(

@@ -55,7 +55,11 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
 
 @admin.register(Topic)
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
-    """The topics. A rule that names a topic creates it, and so do nodes whose rule is a pattern."""
+    """The topics.
+
+    Saving a rule creates the topic that it names. If the rule has a pattern, a node creates a topic
+    when it first uses it.
+    """
 
     list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)

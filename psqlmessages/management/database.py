@@ -41,8 +41,8 @@ def _prune(arguments: Namespace) -> int:
 
 INSTALL = CliCommand(
     "install",
-    "reinstall the SQL functions, as the owner of the tables. Use this if functions are missing or"
-    " of another version although `migrate` has nothing to apply",
+    "reinstall the SQL functions. Use this if functions are missing or of another version although"
+    " `migrate` has nothing to apply. Django must connect as the owner of the tables",
     lambda parser: None,
     _install,
 )

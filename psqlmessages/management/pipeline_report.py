@@ -55,11 +55,15 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--of",
         choices=("traffic", "messages"),
-        help="source of the statistics: the windows of the job traffic (fast, with latencies), or"
-        " the messages, read with Spark (default: traffic, or messages if there are no windows)",
+        help="source of the statistics. traffic: the windows that the job `traffic` has counted"
+        " (fast, with latencies); messages: the stored messages, read with Spark (default: traffic,"
+        " or messages if there are no windows)",
     )
     parser.add_argument(
-        "--archive", metavar="DIR", help="also read the messages of this archive, with Spark"
+        "--archive",
+        metavar="DIR",
+        help="read the stored messages and those of this archive, with Spark; --of traffic has no"
+        " effect then",
     )
 
 
@@ -95,7 +99,10 @@ def _read_statistics(arguments: Namespace, period: Period) -> ReportStatistics:
         if statistics is not None:
             return statistics
         if arguments.of == "traffic":
-            raise ValueError("no traffic windows in this period: the job traffic has not run")
+            raise ValueError(
+                "there are no traffic windows in this period. Choose another period, use"
+                " --of messages, or start the job `traffic`"
+            )
     return _count_messages(arguments, period)
 
 
@@ -141,7 +148,8 @@ _MAX_WINDOWS: Final = 1600
 
 _COLUMNS: Final = """count, bytes, size_p50, size_p95, size_p99,
         latency_p50, latency_p95, latency_p99"""
-# Steps, the points of the chart, begin at multiples of their length since 1970, as windows do.
+# A step is the time between two points of the chart. ``at`` is the start of a window's step: steps,
+# like windows, start at multiples of their length since 1970.
 _WINDOWS: Final = f"""
     SELECT topic, sender, {_COLUMNS},
         (extract(epoch FROM starts_at)::bigint / %(step)s * %(step)s) AS at
@@ -150,6 +158,7 @@ _WINDOWS: Final = f"""
         AND (topic = ANY (%(names)s) OR topic ^@ ANY (%(prefixes)s))
 """  # noqa: S608 - only constants
 # Keys of the rows: '' (total), 'a' and the start of a step, 't' and a topic, 's' and a sender.
+# PERCENTILES reads ``chosen``.
 _SUMS: Final = f"""
     WITH windows AS MATERIALIZED ({_WINDOWS}), chosen AS (
         SELECT '' AS key, {_COLUMNS} FROM windows
@@ -257,11 +266,13 @@ def _describe_database(using: str) -> str:
 
 
 def _choose_window_length(period: Period, using: str) -> int | None:
-    """Choose the shortest length that covers the period with few enough windows, or the longest.
+    """Choose a window length whose windows cover the period; None if it has no windows.
 
-    Returns None if the period has no windows.
+    Among these lengths, chooses the shortest one with at most _MAX_WINDOWS windows; if each has
+    more, the longest.
     """
     traffic = Traffic.objects.using(using).order_by()
+    # By length: the latest time at which its first window in the period may start.
     oldest: dict[int, float] = {}
     for window in Window.values:
         rows = traffic.filter(window_seconds=window)
@@ -271,7 +282,8 @@ def _choose_window_length(period: Period, using: str) -> int | None:
     if not oldest:
         return None
     earliest = min(oldest.values())
-    # A length covers the period if its data begin at most one window after the earliest data.
+    # A length covers the period if its windows start at most one window later than those of the
+    # length that starts earliest.
     covering = [window for window, first in oldest.items() if first <= earliest + window]
     few_enough = [window for window in covering if period.seconds / window <= _MAX_WINDOWS]
     return min(few_enough) if few_enough else max(covering)

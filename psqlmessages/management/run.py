@@ -53,9 +53,10 @@ def run(arguments: Namespace) -> int:
         counters = worker.counters
         progress.count = counters.handled
         progress.say(
-            f"stopped: {counters.failures:,} failed calls of handlers, {counters.dropped:,} not"
-            f" begun, {counters.stuck:,} stuck; {counters.given_up:,} messages given up,"
-            f" {counters.unhandled:,} without a handler, {counters.unanswered:,} answers not sent"
+            f"stopped. Handler calls: {counters.failures:,} failed, {counters.stuck:,} took too"
+            f" long, {counters.dropped:,} dropped because of the stop. Messages:"
+            f" {counters.given_up:,} given up, {counters.unhandled:,} without a handler. Answers"
+            f" that could not be sent: {counters.unanswered:,}"
         )
     return 0
 

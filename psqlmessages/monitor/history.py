@@ -69,8 +69,9 @@ MAX_TOPICS: Final = 2000
 # The maximum number of stored messages per topic. An open page keeps more.
 MAX_MESSAGES: Final = 50
 MAX_EVENTS: Final = 200
-# Only this beginning of each body is stored; the total limits the bodies of all messages.
+# Only this beginning of each body is stored.
 MAX_BODY_CHARACTERS: Final = 4096
+# The maximum length of all stored bodies together.
 MAX_TOTAL_CHARACTERS: Final = 16 * 1024 * 1024
 # A rate is the mean of this many whole seconds.
 RATE_SECONDS: Final = 5
@@ -114,8 +115,9 @@ class MessageRecord:
 class TopicHistory:
     """A topic: its senders and listeners, totals since the monitor started, and last messages.
 
-    ``exists``: a query has found the topic in the database. Until then, ``created_number`` is above
-    the numbers of all messages and events before this record; afterwards it is 0.
+    ``exists``: a query has found the topic in the database. ``created_number``: the number of the
+    first message or event after this record was created; 0 if ``exists``. A query that started
+    before this number may miss the topic.
     """
 
     name: str
@@ -291,7 +293,7 @@ class History:
         return topic
 
     def _evict_topics(self) -> None:
-        """Remove the topics with the fewest recent messages; among equals, those silent longest."""
+        """Remove topics with the smallest ``history_count``; among equals, those silent longest."""
         topics = [topic for topic in self.topics.values() if topic.name not in self.viewed]
         topics.sort(key=lambda topic: (topic.history_count(), topic.last_at))
         for topic in topics[:_EVICTED_TOPICS]:

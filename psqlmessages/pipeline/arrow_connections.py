@@ -44,7 +44,8 @@ class ArrowConnections:
     def drop_and_translate(self, address: str, error: DriverError) -> Exception:
         """Drop the connection that raised ``error``; return the exception to raise.
 
-        Returns one of TRANSIENT, the MessagesError of an SQL function, or else ``error``.
+        Returns ConnectionLost, an error of CONFLICTS, the MessagesError of an SQL function, or else
+        ``error``.
         """
         is_reused = (os.getpid(), address) in self._reused
         self.drop(address)
@@ -79,9 +80,10 @@ class ArrowConnections:
 
 
 def is_full(cache: Iterable[tuple[int, str]]) -> bool:
-    """Return whether a cache, by process and address, has MAX_CONNECTIONS of this process.
+    """Return whether this process has MAX_CONNECTIONS entries in a cache.
 
-    A forked process has a copy of the cache, but must not use or close the copied connections.
+    The keys of the cache are process ids and addresses. A forked process has a copy of the cache,
+    but must not use or close the copied connections.
     """
     return sum(pid == os.getpid() for pid, _ in cache) >= MAX_CONNECTIONS
 

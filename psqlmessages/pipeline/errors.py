@@ -26,7 +26,7 @@ class ColumnRefused(InvalidArgument):
 
 
 class CheckpointRefused(MessagesError):
-    """A checkpoint belongs to another database, or to a later state of a restored database."""
+    """A checkpoint is of another database, or is newer than a database restored from a backup."""
 
 
 class MessagesGone(MessagesError):

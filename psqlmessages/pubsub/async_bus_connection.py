@@ -190,7 +190,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             is_read = await run_steps_async(self._receive(), operator.call)
         await self._deliver()
         if is_read:
-            await self._pause(self._state.due_at(), self._buffer)
+            await self._pause(self._state.next_action_at(), self._buffer)
         else:
             await self._pause(monotonic() + BUSY_SECONDS, None)
 

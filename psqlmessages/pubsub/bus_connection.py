@@ -183,7 +183,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 return
             until, descriptor = monotonic() + BUSY_SECONDS, None
             if run_steps(self._receive(), operator.call):
-                until = self._state.due_at()
+                until = self._state.next_action_at()
                 descriptor = self._buffer.descriptor if self._buffer is not None else None
         self._deliver()
         if not self._is_closing and not self._state.inbox:

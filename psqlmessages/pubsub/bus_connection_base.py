@@ -30,8 +30,9 @@ Steps = Generator[Callable[[], Any], Any, T]
 class BusConnectionBase(Generic[ConnectionT]):
     """Common part of the connections of PubSub and AsyncPubSub.
 
-    The lock ``_io`` of a subclass protects the object and its I/O. It is acquired before psycopg's
-    lock of the connection, which the connection's owner uses too. ``run_steps`` and
+    The connection's owner is a program that gave the bus its own connection, and continues to use
+    it. The lock ``_io`` of a subclass protects the object and its I/O. It is acquired before
+    psycopg's lock of the connection, which the owner's statements acquire too. ``run_steps`` and
     ``run_steps_async`` run the generators while ``_io`` is held.
     """
 
@@ -95,7 +96,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
             self._raise_if_closed()
-            pause = self._state.due_at() - monotonic()
+            pause = self._state.next_action_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
@@ -164,7 +165,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         self._process_notifications()
 
     def _reconnect_if_due(self) -> Steps[None]:
-        if self._buffer is not None or self._state.due_at() > monotonic():
+        if self._buffer is not None or self._state.next_action_at() > monotonic():
             return
         try:
             yield self._connect

@@ -277,7 +277,7 @@ class BusState:
         self._keep_alive_at = now + self._interval
         return True
 
-    def due_at(self) -> float:
+    def next_action_at(self) -> float:
         """Return the time of the next keep-alive or connection attempt."""
         return self._keep_alive_at if self.is_connected else self.backoff.next_at
 

@@ -28,7 +28,8 @@ _MAX_WAIT_SECONDS: Final = 5.0
 _FAIL_FAST_SECONDS: Final = 0.5
 # Close idle connections if the pool was not used for this long.
 _IDLE_SECONDS: Final = 60.0
-# A failure without a later call counts as an outage for this long.
+# For this long after a call that failed to reach the server, the pool is broken, unless a later
+# call reaches the server.
 _BROKEN_SECONDS: Final = 5.0
 
 
@@ -154,7 +155,7 @@ _RESERVE: Final = (
 # renew locks the element, so that the lease stays valid until the end of the statement. Only renew
 # checks the queue of a lease. It takes 0.4 ms.
 _WITH_LEASE: Final = "SELECT {} FROM messages.renew(%s, %s, %s::float8, %s)"
-# The result is JSON text: a float of Python has fewer digits than a number of PostgreSQL.
+# Returns JSON text, which Python does not parse: it would round the numbers in headers.
 _PEEK: Final = """
     SELECT coalesce(json_agg(r ORDER BY p.place), '[]')::text
     FROM (

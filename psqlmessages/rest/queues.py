@@ -292,8 +292,8 @@ async def take(
     """Take the next element; wait for it up to ``to`` seconds, then return 504.
 
     With ``reserve``, the element is reserved for ``duration`` seconds, and ``x-ks-lease`` is its
-    lease. Otherwise it is removed just before the response. Session calls need the header
-    X-CSRFToken.
+    lease. Otherwise it is removed just before the response. If you log in with a session cookie
+    rather than a token, send the header X-CSRFToken.
     """
     require_csrf_header(request)
     database, ident = _resolve(request, ns, queue, ident)

@@ -74,7 +74,11 @@ class Command(BaseCommand):
 
 
 def _error_text(error: Error) -> str:
-    """Return PostgreSQL's message and hint, the error as the client names it, or its text."""
+    """Return the text of a database error of Django.
+
+    If the client translates the error, this is the client's text; otherwise PostgreSQL's message
+    and hint, if there are any.
+    """
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error):
         return error_line(error)
