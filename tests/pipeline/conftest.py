@@ -15,16 +15,12 @@ from psqlmessages.pipeline.spark_session import stop
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
 from tests.pipeline.driving import Source
-from tests.pipeline.processes import QUICK_JAVA
+from tests.pipeline.processes import SMALL
 from tests.pipeline.sinks import Sink
 from tests.sql.conftest import INSERT_RULE, World, new_role, world
 
 __all__ = ["eu", "eu_database", "field", "new_role", "wide_field", "world"]
 
-SMALL = {
-    "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA,
-    "spark.sql.shuffle.partitions": 1, "spark.sql.codegen.wholeStage": False,
-}  # fmt: skip
 # Tables that World does not empty.
 LEFT = """
     TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob, messages.staged;

@@ -21,12 +21,8 @@ from psqlmessages.pipeline.exchange.definition import compile_exchanges
 from psqlmessages.pipeline.exchange.driver import SparkExchanges
 from psqlmessages.pipeline.job_runner import cause_line
 from psqlmessages.pipeline.spark_session import stop
-from tests.pipeline.processes import QUICK_JAVA
+from tests.pipeline.processes import SMALL
 
-SMALL = {
-    "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA,
-    "spark.sql.shuffle.partitions": 1, "spark.sql.codegen.wholeStage": False,
-}  # fmt: skip
 # If a restart cuts off the answer of a reservation, its elements are free after this time.
 LEASE_SECONDS = 20
 TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}
