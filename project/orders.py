@@ -9,7 +9,6 @@ import random
 import signal
 import sys
 from threading import Event
-from types import FrameType
 from typing import Final, NoReturn
 
 import psycopg
@@ -31,7 +30,7 @@ POP: Final = "SELECT count(*) FROM messages.pop(%s, %s, 100)"
 def main() -> NoReturn:
     """Push and pop until SIGINT or SIGTERM; reconnect if the connection is lost."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, _exit)
+        signal.signal(signal_number, lambda *_: sys.exit(0))
     pause = Event()
     while True:
         try:
@@ -54,10 +53,6 @@ def _push_and_pop(connection: psycopg.Connection, pause: Event) -> NoReturn:
             if number % interval == 0:
                 connection.execute(POP, (DESK, queue))
         pause.wait(PAUSE_SECONDS * chance.uniform(0.5, 1.5))
-
-
-def _exit(_signal: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(0)
 
 
 if __name__ == "__main__":

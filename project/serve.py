@@ -10,12 +10,11 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import django
 from django.core.exceptions import ImproperlyConfigured
@@ -38,7 +37,7 @@ def main() -> int:
     # A shell that starts this process in the background may let it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signal_number, _exit)
+        signal.signal(signal_number, lambda number, _: sys.exit(128 + number))
     try:
         with take_terminal():
             _run()
@@ -48,10 +47,6 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
-
-
-def _exit(signal_number: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signal_number)
 
 
 @contextmanager
@@ -133,19 +128,13 @@ class ChildProcesses:
         return self
 
     def start(
-        self,
-        module: str,
-        *arguments: str,
-        pass_fds: list[int] | None = None,
-        stdout: int | None = None,
-        stderr: int | None = None,
-        environment: dict[str, str] | None = None,
+        self, module: str, *arguments: str, environment: Mapping[str, str] = {}, **options: Any
     ) -> subprocess.Popen[str]:
         """Run a Python module in a new process group; add ``environment`` to the variables."""
         child = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            env={**os.environ, **(environment or {})}, cwd=ROOT, stdin=subprocess.DEVNULL,
-            stdout=stdout, stderr=stderr, text=True, pass_fds=pass_fds or [], process_group=0,
+            env={**os.environ, **environment}, cwd=ROOT, stdin=subprocess.DEVNULL,
+            text=True, process_group=0, **options,
         )  # fmt: skip
         self._running.append(child)
         return child

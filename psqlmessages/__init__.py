@@ -34,21 +34,17 @@ __all__ = [
     "__version__",
 ]
 
-_MODULES = {
-    "AsyncNode": "client.async_node",
-    "AsyncPubSub": "pubsub",
-    "AsyncSubscription": "client.subscription",
-    "Element": "client.queue_calls",
-    "Message": "client.messages",
-    "Node": "client.node",
-    "Options": "client.options",
-    "PubSub": "pubsub",
-    "Published": "client.stream_calls",
-    "QueueSizes": "client.queue_calls",
-    "StreamMessage": "client.stream_calls",
-    "Subscription": "client.subscription",
-    "SubscriptionState": "client.stream_calls",
+_NAMES = {
+    "client.async_node": ("AsyncNode",),
+    "client.messages": ("Message",),
+    "client.node": ("Node",),
+    "client.options": ("Options",),
+    "client.queue_calls": ("Element", "QueueSizes"),
+    "client.stream_calls": ("Published", "StreamMessage", "SubscriptionState"),
+    "client.subscription": ("AsyncSubscription", "Subscription"),
+    "pubsub": ("AsyncPubSub", "PubSub"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:

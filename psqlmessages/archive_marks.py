@@ -15,7 +15,7 @@ def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     Runs in Django's transaction. Raises MessagesError if the name cannot be archived, there is no
     such topic, or no rule lets Django's role read the topic as the node ``pipeline.archive``.
     """
-    if is_marked(topic, using):
+    if topic in list_marked(using):
         return False
     last_removed_id = orm.run(mark_calls.read_last_removed_id(topic), using)
     orm.run(mark_calls.mark({topic: last_removed_id}), using)
@@ -25,11 +25,6 @@ def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Remove the mark of a topic; return False if it was not marked; raises MessagesError."""
     return orm.run(mark_calls.unmark(topic), using)
-
-
-def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Return whether `list_marked` lists a topic."""
-    return topic in list_marked(using)
 
 
 def list_marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:

@@ -11,6 +11,7 @@ import psycopg
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
@@ -18,9 +19,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages.client.connect import detect_pooler
 from psqlmessages.client.options import CONNECTION_DEFAULTS
-from psqlmessages.conf import find_errors
+from psqlmessages.conf import SettingError, find_errors, get_settings
 from psqlmessages.exceptions import DOCS_URL
-from psqlmessages.orm import database_dsn, direct_dsn
+from psqlmessages.orm import database_dsn, direct_alias, direct_dsn
 from psqlmessages.schema import has_unapplied_migrations, installed_digest
 from psqlmessages.sql import MIN_VERSION, digest
 
@@ -32,8 +33,6 @@ _PRIVILEGES = """
             WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0
         )
 """
-
-
 # The tag of the checks that `manage.py psqlmessages` runs.
 COMMAND_TAG = "psqlmessages"
 
@@ -55,7 +54,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             f" {DOCS_URL}reference/settings/",
             id=f"psqlmessages.{problem.check}",
         )
-        for problem in find_errors(getattr(settings, "PSQLMESSAGES", {}))
+        for problem in _find_setting_errors()
     ]
 
 
@@ -66,17 +65,32 @@ def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> li
 
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that Django's role is no superuser, and that not all roles may create objects."""
-    return [message for alias in _own_aliases(databases) for message in _check_privileges(alias)]
+    aliases = _postgresql_aliases(databases)
+    return [message for alias in aliases for message in _check_privileges(alias)]
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check that connections to other machines have the timeouts that detect a dead network."""
-    return [message for alias in _own_aliases(databases) for message in _check_timeouts(alias)]
+    """Check the timeouts of connections to other machines, and the alias for direct connections."""
+    aliases = _postgresql_aliases(databases)
+    return [message for alias in aliases for message in _check_connection(alias)]
+
+
+def _find_setting_errors() -> list[SettingError]:
+    return list(find_errors(getattr(settings, "PSQLMESSAGES", {})))
 
 
 def _own_aliases(databases: Collection[str] | None) -> list[str]:
-    """Return the aliases of databases that may have the tables of this app."""
+    """Return the aliases of databases that may have the tables of this app.
+
+    With errors in the settings, which `check_settings` reports, no database can be checked.
+    """
+    if _find_setting_errors():
+        return []
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
+
+
+def _postgresql_aliases(databases: Collection[str] | None) -> list[str]:
+    return [each for each in _own_aliases(databases) if connections[each].vendor == "postgresql"]
 
 
 def _check_database(alias: str) -> Iterator[CheckMessage]:
@@ -112,7 +126,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 " or set pool_mode = session in pgbouncer.ini.",
                 id="psqlmessages.W103",
             )
-    except (DatabaseError, psycopg.Error) as error:
+    except (DatabaseError, ImproperlyConfigured, psycopg.Error) as error:
         yield checks.Warning(
             f"Database {alias!r} could not be checked: {str(error).strip()}",
             hint="It is unknown whether messages can be sent. Make sure that the server runs, then"
@@ -121,10 +135,16 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         )
 
 
-def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
-        return
+def _check_connection(alias: str) -> Iterator[CheckMessage]:
+    direct = direct_alias()
+    is_bypass = direct is not None and alias == get_settings().DATABASE != direct
+    if is_bypass and connections[direct].settings_dict["ATOMIC_REQUESTS"]:
+        yield checks.Warning(
+            f"Database {direct!r}, the alias for direct connections, has ATOMIC_REQUESTS.",
+            hint="Each request of this project opens a connection and a transaction there, past"
+            f" the pooler. Remove ATOMIC_REQUESTS from this alias; {alias!r} may have it.",
+            id="psqlmessages.W105",
+        )
     parameters = conninfo_to_dict(database_dsn(alias))
     # Packets to the own machine are not lost.
     hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")
@@ -168,11 +188,8 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
 
 
 def _check_privileges(alias: str) -> Iterator[CheckMessage]:
-    connection = connections[alias]
-    if connection.vendor != "postgresql":
-        return
     try:
-        with connection.cursor() as cursor:
+        with connections[alias].cursor() as cursor:
             cursor.execute(_PRIVILEGES)
             role, is_superuser, is_public_writable = cursor.fetchone()
     except DatabaseError:
@@ -188,7 +205,8 @@ def _check_privileges(alias: str) -> Iterator[CheckMessage]:
     if is_public_writable:
         yield checks.Warning(
             f"Every role may create objects in the schema public of database {alias!r}.",
-            hint="PostgreSQL may prefer their function to its own, and would run it with the rights"
-            " of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
+            hint="The SQL functions could call a function of such a role in place of PostgreSQL's"
+            " own, with the rights of their owner. Run in psql:"
+            " REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
             id="psqlmessages.W202",
         )

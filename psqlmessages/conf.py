@@ -26,7 +26,7 @@ def _setting(check: str, default: Any, *bounds: int) -> Any:
 
     A setting without bounds needs an entry in _PROBLEM_FINDERS.
     """
-    return field(default=default, metadata={"check": check, "range": bounds or (None, None)})
+    return field(default=default, metadata={"check": check, "bounds": bounds})
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Settings:
 
 
 def json_default(value: Any) -> Any:
-    """Convert a value with the encoder JSON_ENCODER; raise TypeError if it cannot."""
+    """Convert a value with the encoder JSON_ENCODER; raise TypeError if this fails."""
     encoder: json.JSONEncoder = import_string(get_settings().JSON_ENCODER)()
     return encoder.default(value)
 
@@ -102,15 +102,16 @@ def find_errors(values: Any) -> Iterator[SettingError]:
         )
     for key, setting in known.items():
         metadata, value = setting.metadata, values.get(key)
-        if key in values and (problem := _find_problem(key, value, *metadata["range"])):
+        if key in values and (problem := _find_problem(key, value, metadata["bounds"])):
             text = f"PSQLMESSAGES[{key!r}] is {value!r:.100}: {problem}."
             yield SettingError(metadata["check"], text)
 
 
-def _find_problem(key: str, value: Any, minimum: int | None, maximum: int | None) -> str:
+def _find_problem(key: str, value: Any, bounds: tuple[int, ...]) -> str:
     """Describe why the value of a setting is invalid; "" if it is valid."""
-    if minimum is None or maximum is None:
+    if not bounds:
         return _PROBLEM_FINDERS[key](value)
+    minimum, maximum = bounds
     if type(value) is not int or not minimum <= value <= maximum:
         return f"it must be a number between {minimum} and {maximum}"
     return ""

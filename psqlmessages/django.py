@@ -37,7 +37,7 @@ from psqlmessages.orm import (
 )
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.rules import code as rules
-from psqlmessages.wire import encode_many, list_bodies
+from psqlmessages.wire import encode_many, list_values
 
 __all__ = [
     "acall",
@@ -148,7 +148,7 @@ def send_many(
 
     Without listeners, return 0. Bytes cannot be mixed with other values. See :func:`send`.
     """
-    bodies = list_bodies(bodies)
+    bodies = list_values(bodies, "bodies")
     ident = own_ident(ident)
     texts, enc = encode_many(bodies)
     names = calls.check_names(ident, topic)
@@ -198,7 +198,7 @@ def publish_many(
 
     Bytes cannot be mixed with other values.
     """
-    bodies = list_bodies(bodies)
+    bodies = list_values(bodies, "bodies")
     ident = own_ident(ident)
     return _publish(stream_calls.publish_many(ident, topic, bodies), using, ident, topic, bodies)
 
@@ -228,7 +228,7 @@ def read_stream(
     return [message_of(topic, row) for row in rows]
 
 
-# Django has no asynchronous transactions. This function commits, which acknowledges the messages.
+# In its own transaction, because Django has no asynchronous ones. The commit acknowledges.
 aread_stream = sync_to_async(_in_transaction(read_stream))
 
 
@@ -246,9 +246,9 @@ def push(  # noqa: PLR0913 - one option per property of the element
 ) -> int:
     """Add an element to a queue, within Django's transaction; return its id.
 
-    The element becomes available with the commit, or later: at ``mature`` or after ``delay``. Until
-    the queue's key timeout, a second push with the same ``key`` adds nothing and returns the id of
-    the first. ``tries``: failed attempts so far. For ``ident`` and errors see :func:`send`.
+    The element becomes available with the commit, or later: at ``mature`` or after ``delay``. A
+    second push with the same ``key``, within the queue's key timeout, adds nothing and returns the
+    id of the first. ``tries``: failed attempts so far. For ``ident`` and errors see :func:`send`.
     """
     call = queue_calls.push(
         own_ident(ident),
@@ -311,7 +311,7 @@ def pop(
     return _fetch_elements(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
-# Like aread_stream, this function commits, which removes the elements.
+# In its own transaction, like aread_stream. The commit removes the elements.
 apop = sync_to_async(_in_transaction(pop))
 
 

@@ -14,9 +14,9 @@ classes_by_number: dict[int, type[MessagesError]] = {}
 
 
 class Caller(NamedTuple):
-    """Role and node of a call, type and name of its destination, and the mode that it needs.
+    """Role and node of a call, type and name of its destination, and the mode of the needed rule.
 
-    Words in capitals, and the mode "", stand for what is unknown.
+    The default values, such as ROLE, mean that a value is unknown.
     """
 
     role: str = "ROLE"
@@ -77,17 +77,12 @@ class MessagesError(Exception):
         hint = f"{self.hint}: {insert_rules(*rules)}" if rules else self.hint
         return f"{numbered} ({hint})" if hint else numbered
 
-    def _missing_rule(self, *, ident: str = "", type_: str = "", dest: str = "") -> Rule:
-        """Return a rule for the caller; arguments that are not "" replace values of the call."""
-        caller = self.caller
-        type_ = type_ or caller.type
-        return (
-            caller.role,
-            ident or caller.ident,
-            type_,
-            dest or caller.dest,
-            "W" if type_ == "Rpc" else caller.mode or "RW",
-        )
+    def _missing_rule(self, **values: str) -> Rule:
+        """Return a rule for the caller, with these values in place of those of the call."""
+        role, ident, type_, dest, mode = self.caller._replace(**values)
+        # A call with mode A moves elements if it names another queue, which needs W.
+        needs_write = type_ == "Rpc" or (mode == "A" and dest != self.caller.dest)
+        return role, ident, type_, dest, "W" if needs_write else mode or "RW"
 
 
 def error_for(number: int, text: str) -> MessagesError:
@@ -171,8 +166,7 @@ class DestinationNotAuthorized(NotAuthorized, number=2):
 
     def missing_rules(self) -> list[Rule]:
         """Return the rule for the caller."""
-        values = self.values
-        return [self._missing_rule(type_=values.get("type", ""), dest=values.get("dest", ""))]
+        return [self._missing_rule(**self.values)]
 
 
 class ModeNotAuthorized(NotAuthorized, number=3):
@@ -191,7 +185,7 @@ class IdentNotAuthorized(NotAuthorized, number=5):
     def missing_rules(self) -> list[Rule]:
         """Return the rule for the node, or for the pattern that the caller uses."""
         is_named = self.caller.ident != Caller().ident
-        return [self._missing_rule(ident="" if is_named else self.values.get("ident", ""))]
+        return [self._missing_rule(**({} if is_named else self.values))]
 
 
 class NotListening(NotAuthorized, number=11):
@@ -232,7 +226,7 @@ class TopicNotExistent(NotExistent, number=9):
 
     def missing_rules(self) -> list[Rule]:
         """Return the rule for the caller."""
-        return [self._missing_rule(type_="Topic", dest=self.values.get("dest", ""))]
+        return [self._missing_rule(type="Topic", **self.values)]
 
 
 class MessageNotExistent(NotExistent, number=13):
@@ -247,14 +241,10 @@ class IdentNotExistent(NotExistent, number=16):
 
     def missing_rules(self) -> list[Rule]:
         """Return a rule for the acting node, or rules for the receiving node and the caller."""
-        named = self.values.get("ident", "")
-        if named == self.caller.ident:
+        receiver = Caller(self.caller.role, **self.values)
+        if receiver.ident == self.caller.ident:
             return [self._missing_rule()]
-        receiver = Caller(self.caller.role, named or "NODE")
-        return [
-            (*receiver[:4], "RW"),
-            self._missing_rule(type_="Rpc", dest=receiver.ident),
-        ]
+        return [(*receiver[:4], "RW"), self._missing_rule(type="Rpc", dest=receiver.ident)]
 
 
 class AskerNotExistent(NotExistent, number=19):
@@ -328,7 +318,7 @@ class NotOfThisSession(OutOfOrder, number=53):
 
 
 class CallFailed(MessagesError, number=56):
-    """The called node has no handler or failed, or PostgreSQL aborted a call of the relay."""
+    """The called node has no handler, its handler failed, or PostgreSQL aborted a relay's call."""
 
 
 def failure_text(ident: str, error: BaseException) -> str:
@@ -392,7 +382,7 @@ class ConnectionShared(ServerUnreachable):
 
 
 class NotInstalled(MessagesError):
-    """The schema "messages" or one of its functions is missing in the database."""
+    """The schema "messages", one of its functions, or a table is missing in the database."""
 
     hint = "run the migrations of psqlmessages in this database"
 

@@ -70,7 +70,7 @@ class HandlerRegistry:
         If the last call fails, the message is lost, because topic messages are not stored; the loss
         is logged and counted. A result other than None is sent as the answer if the message asks
         for one. With ``ordered``, the function gets the messages of one topic one after the other,
-        in their order. But a failed message does not delay the messages behind it until its retry.
+        in their order. But the messages behind a failed one do not wait for its retry.
         """
         if not isinstance(topic, str) or not topic:
             raise TypeError(
@@ -104,13 +104,12 @@ class HandlerRegistry:
         """
 
         def register(function: F) -> F:
-            if (other := self._rpcs.get(node)) is not None:
+            handler = Handler(function, "", node, atomic, tries=1)
+            if (other := self._rpcs.setdefault(node, handler)) is not handler:
                 raise ImproperlyConfigured(
-                    f"Two handlers would answer the same RPCs: {other.name} and"
-                    f" {function.__module__}.{function.__qualname__}. Name the node of each:"
-                    " @on_rpc(node=...)."
+                    f"Two handlers would answer the same RPCs: {other.name} and {handler.name}."
+                    " Name the node of each: @on_rpc(node=...)."
                 )
-            self._rpcs[node] = Handler(function, "", node, atomic, tries=1)
             return function
 
         if function is None:

@@ -54,10 +54,11 @@ MAX_STUCK = 10
 class HandlerCounters:
     """Counters of a worker.
 
-    ``handled``: calls that returned, or chose a CallFailed; ``failures``: calls that raised another
-    error; ``given_up``: calls without a further retry, and messages without a readable body;
-    ``unhandled``: messages without a handler; ``unanswered``: answers that could not be sent;
-    ``dropped``: calls that waited when the worker stopped; ``stuck``: calls that took too long.
+    ``handled``: calls that returned, and RPCs whose handler raised CallFailed; ``failures``: calls
+    that raised another error; ``given_up``: calls without a further retry, and messages without a
+    readable body; ``unhandled``: messages without a handler; ``unanswered``: answers that could not
+    be sent; ``dropped``: calls that waited when the worker stopped; ``stuck``: calls that took too
+    long.
     """
 
     handled: int = 0
@@ -106,15 +107,13 @@ class Backlog:
         with self._condition:
             return len(self._due) + len(self._delayed)
 
-    def put(self, call: HandlerCall) -> bool:
-        """Add a due call; wait while there are ``limit`` due calls. Return False if closed."""
+    def put(self, call: HandlerCall) -> None:
+        """Add a due call, unless closed; wait while there are ``limit`` due calls."""
         with self._condition:
             self._condition.wait_for(lambda: self._is_closed or len(self._due) < self._limit)
-            if self._is_closed:
-                return False
-            self._due.append(call)
-            self._condition.notify_all()
-            return True
+            if not self._is_closed:
+                self._due.append(call)
+                self._condition.notify_all()
 
     def put_delayed(self, call: HandlerCall, at: float) -> bool:
         """Add a call that is due at this monotonic time; return False if closed or full."""
@@ -126,7 +125,7 @@ class Backlog:
             return True
 
     def take(self) -> HandlerCall | None:
-        """Wait for a due call and take it, first those that were delayed; return None if closed."""
+        """Wait for a due call and take it, delayed calls first; return None if closed."""
         with self._condition:
             while not self._is_closed:
                 now = monotonic()
@@ -153,7 +152,7 @@ class Backlog:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Wake all waiting threads. Nothing can be taken then. Callable from signal handlers."""
+        """Wake all waiting threads. ``take`` then returns None. Signal handlers may call this."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
@@ -231,7 +230,7 @@ class HandlerWorker:
             self._tick(on_tick)
 
     def stop(self) -> None:
-        """Accept no new messages. All threads and signal handlers may call this method."""
+        """Receive no more messages and start no more calls. Callable from threads and signals."""
         self.is_stopping = True
         self._node.stop()
         self._backlog.close()
@@ -244,6 +243,7 @@ class HandlerWorker:
         A pattern stands for the existing topics that a rule allows. Raises the error of a missing
         rule for a named topic, after listening to all other topics.
         """
+        self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
         handlers = self._registry.list_handlers(self._node.ident)
         topics = {handler.topic for handler in handlers if handler.topic}
         patterns = [topic for topic in topics if topic.endswith("*")]
@@ -258,7 +258,6 @@ class HandlerWorker:
                     errors.append(error)
             else:
                 self._listening.add(topic)
-        self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
         if errors:
             raise errors[0]
         return sorted(self._listening)
@@ -282,7 +281,6 @@ class HandlerWorker:
             self.listen()
         except (MessagesError, psycopg.Error, Error) as error:
             self._log.warning("%s: cannot listen: %s", self._node.ident, error)
-            self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
 
     # Receiving
 
@@ -370,16 +368,17 @@ class HandlerWorker:
         self._stuck.add(thread)
         self._backlog.finish(call)
         self._count("stuck")
+        stuck = len(self._stuck)
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         logger.error(
             "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s",
-            call.handler.name, seconds, self.stuck_count, stack,
+            call.handler.name, seconds, stuck, stack,
         )  # fmt: skip
-        if self.stuck_count > MAX_STUCK:
+        if stuck > MAX_STUCK:
             self._stop_with(
                 MessagesError(
-                    f"{self.stuck_count} handlers have not returned for {self._stuck_after:.0f} s,"
+                    f"{stuck} handlers have not returned for {self._stuck_after:.0f} s,"
                     " so this process stops. Restart it, and see the log for their stacks"
                 )
             )
@@ -387,11 +386,6 @@ class HandlerWorker:
             successor = self._create_thread(len(self._threads) + 1)
             self._threads.append(successor)
             successor.start()
-
-    @property
-    def stuck_count(self) -> int:
-        """Number of handlers that are stuck now."""
-        return len(self._stuck)
 
     def _handle(self, call: HandlerCall) -> None:
         call.tries += 1

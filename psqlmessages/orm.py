@@ -1,4 +1,4 @@
-"""Running calls on Django's own connection, in its transaction; connection strings."""
+"""Calls on Django's own connection, in its transaction, and connection strings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def explaining_refused_calls(
             yield
     except MessagesError as error:
         type_ = "Topic" if _TOPIC_CALL.search(sql) else "Queue"
-        ident, dest = (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
+        ident, dest = _ident_and_destination(params)
         if not isinstance(dest, str) or not dest:
             dest = type_.upper()
         role = postgresql_connection(using).connection.info.user
@@ -117,16 +117,17 @@ def explaining_refused_calls(
 
 @contextmanager
 def counting_refused_calls(params: Sequence[Any] | Mapping[str, Any]) -> Iterator[None]:
-    """Count a call that is refused in the block, by its node: ``ident`` or the first parameter."""
+    """Count a call that is refused in the block, by its node."""
     try:
         yield
     except MessagesError as error:
-        if isinstance(params, Mapping):
-            ident = params.get("ident", "")
-        else:
-            ident = params[0] if params else ""
-        refused_calls.record(str(ident), error)
+        refused_calls.record(str(_ident_and_destination(params)[0]), error)
         raise
+
+
+def _ident_and_destination(params: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the first two parameters of a call; "" for missing ones."""
+    return (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:

@@ -136,7 +136,8 @@ class LockWaitBudget:
         self._clock = clock
         self._max_wait = max_wait
         self._bucket = TokenBucket(_FAILED_WAIT_SHARE, burst, clock=clock)
-        # The end of the locked time of each subject, oldest first. Limited, as users choose names.
+        # The end of the locked time of each subject, oldest first. Users choose the names, so
+        # their number is limited.
         self._locked_until: dict[str, float] = {}
 
     def timeout_seconds(self, subjects: Iterable[str] = ()) -> float:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import psycopg
+
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.client.options import Options
@@ -110,7 +112,15 @@ class RpcClient:
         """Close a node that the server has ended; the next call opens another one."""
         if self._node is node:
             self._node = None
-            self._closing = asyncio.create_task(node.close())
+            self._closing = asyncio.create_task(self._close_ended(node))
+
+    @staticmethod
+    async def _close_ended(node: AsyncNode) -> None:
+        # The node runs its calls in order. So when this one ends, each call that was queued before
+        # has failed with NotInitialized too, and is repeated. ``close`` would end it instead.
+        with suppress(MessagesError, psycopg.Error):
+            await node.evaluate()
+        await node.close()
 
     @staticmethod
     async def _read(node: AsyncNode) -> None:

@@ -50,16 +50,14 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
         try:
             # Replaced functions keep their oid, so calls that waited for the locks find them again.
             with cursor.connection.transaction():
-                lock_tables(cursor, "some")
-                cursor.execute(_read_script("upgrade_tables.sql"))
+                prepare_tables(cursor, "some")
                 _replace_objects(cursor, folder)
         except OperationalError:
             # A lock was not available: dropping the objects would not help.
             raise
         except Error:
             # Some objects cannot be replaced, only dropped: for instance, with a renamed parameter.
-            lock_tables(cursor, "all")
-            cursor.execute(_read_script("upgrade_tables.sql"))
+            prepare_tables(cursor, "all")
             _drop_objects(cursor)
             _run_scripts(cursor, scripts(folder))
         for kind, name, statement in grants:
@@ -70,14 +68,13 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 def _create_schema(cursor: Any) -> None:
     """Create the schema if it is missing; raise an error that names a missing GRANT."""
-    cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
-    if cursor.fetchone()[0]:
-        return
     cursor.execute(
-        "SELECT current_user, quote_ident(current_user), quote_ident(current_database()),"
-        " has_database_privilege(current_database(), 'CREATE')"
+        "SELECT to_regnamespace('messages') IS NOT NULL, current_user, quote_ident(current_user),"
+        " quote_ident(current_database()), has_database_privilege(current_database(), 'CREATE')"
     )
-    role, quoted, database, may_create = cursor.fetchone()
+    exists, role, quoted, database, may_create = cursor.fetchone()
+    if exists:
+        return
     if not may_create:
         raise ProgrammingError(
             f"Role {role} may not create the schema 'messages' in this database. Run as its owner"
@@ -97,17 +94,20 @@ def removal_statements() -> list[str]:
     """List the statements that `remove` runs."""
     return [
         "SELECT set_config('messages.locks', 'all', true);",
-        _read_script("lock_tables.sql"),
+        _read_script("prepare_tables.sql"),
         "SELECT set_config('messages.kept', '', true);",
         _read_script("drop_code.sql"),
         _read_script("remove.sql"),
     ]
 
 
-def lock_tables(cursor: Any, scope: str) -> None:
-    """Lock tables, so that calls wait. ``scope``: "some" to replace objects, "all" to drop."""
+def prepare_tables(cursor: Any, scope: str) -> None:
+    """Lock tables, so that calls wait, and rename those of an earlier development state.
+
+    ``scope``: "some" to replace objects, "all" to drop.
+    """
     cursor.execute("SELECT set_config('messages.locks', %s, true)", [scope])
-    cursor.execute(_read_script("lock_tables.sql"))
+    cursor.execute(_read_script("prepare_tables.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
@@ -193,8 +193,6 @@ class InstallSQL(Operation):
     installs the scripts of the version ``before``; if ``before`` is None, it removes everything.
     """
 
-    reversible = True
-
     def __init__(self, version: str, digest: str, before: str | None = None) -> None:
         self.version = version
         self.digest = digest
@@ -239,15 +237,6 @@ class InstallSQL(Operation):
         """Return the text for `migrate --plan`."""
         return f"Install the SQL functions of version {self.version}"
 
-    @property
-    def migration_name_fragment(self) -> str:
-        """The end of the name of a generated migration."""
-        return f"sql_{self.version}"
-
-    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return the name and arguments for a migration file."""
-        return self.__class__.__name__, [self.version, self.digest], {"before": self.before}
-
 
 class ReinstallSQL(InstallSQL):
     """Update SQL functions that an earlier development state of this version has installed.
@@ -277,10 +266,6 @@ class ReinstallSQL(InstallSQL):
         """Return the text for `migrate --plan`."""
         return "Install the current SQL functions if the database has earlier ones"
 
-    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return only the name, since there are no arguments."""
-        return self.__class__.__name__, [], {}
-
 
 def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
     """Install the scripts of a folder; for ``sqlmigrate``, only collect their text."""
@@ -290,7 +275,7 @@ def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -
     # Unlike `install`, these statements drop no objects of earlier versions and restore no grants.
     schema_editor.collected_sql += [
         "CREATE SCHEMA IF NOT EXISTS messages;",
-        _read_script("upgrade_tables.sql"),
+        _read_script("prepare_tables.sql"),
         *(script.read_text() for script in scripts(folder)),
         f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
     ]

@@ -48,8 +48,8 @@ def stop_on_signals(
 def exit_after(seconds: float) -> None:
     """End the process with exit code 1 after this time, unless all threads have ended before.
 
-    Prints the stack of each thread then. PostgreSQL rolls back the process's open transactions.
-    Without this, Python may hang at exit, since it waits for all threads.
+    Before it ends, the process prints the stack of each thread. PostgreSQL rolls back its open
+    transactions. Without this function, Python may hang at exit, since it waits for all threads.
     """
     # The timer thread does not need the interpreter, so a signal handler can start it safely.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

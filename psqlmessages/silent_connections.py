@@ -122,10 +122,7 @@ def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, A
 
 
 class SilentWait:
-    """One wait for an answer: the time of the last data, and the last snapshots of the server.
-
-    If no data arrives for ``seconds``, ask the server.
-    """
+    """One wait for an answer. If no data arrives for ``seconds``, it asks the server."""
 
     def __init__(
         self, pgconn: PGconn, connected_at: float, monitor: BackendMonitor, seconds: float

@@ -36,7 +36,7 @@ PERCENTILES: Final = """
         ) AS point (kind, value, weight)
     ) AS points GROUP BY key, kind
 """
-# Rows per transaction. It is limited so that other sessions hardly wait.
+# Rows per transaction: few, so that other sessions hardly wait.
 _BATCH: Final = 10_000
 
 

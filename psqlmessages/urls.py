@@ -12,8 +12,9 @@ from psqlmessages.monitor import graph, nodes, now, queues, streams, traffic, vi
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.minutes import history_data
+from psqlmessages.monitor.rule_actions import add_rule
 from psqlmessages.monitor.stored_messages import stored_messages
-from psqlmessages.monitor.topic_actions import add_rule, send_test_message
+from psqlmessages.monitor.topic_actions import send_test_message
 from psqlmessages.rest.urls import patterns
 
 register_converter(NameConverter, "object_name")

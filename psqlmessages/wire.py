@@ -24,7 +24,7 @@ class Payload(NamedTuple):
 
 
 class MalformedText(ValueError):
-    """Text is too large, or not valid UTF-8, JSON or YAML. Begins with "it is" or "it has"."""
+    """Text is too large, or not valid UTF-8, JSON or YAML. The message begins with "it"."""
 
     def sentence(self, subject: str = "It") -> str:
         """Return the message as a sentence, with ``subject`` in place of "it"."""
@@ -45,7 +45,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # With these options, json.dumps and json.loads would create an encoder or decoder for each call.
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _strict_decoder: Final = json.JSONDecoder(
     parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
@@ -57,10 +57,7 @@ def set_json_default(default: Callable[[Any], Any]) -> None:
 
     ``default`` converts a value to one that JSON has, or raises TypeError.
     """
-    global _encoder  # noqa: PLW0603 - one per process
-    _encoder = json.JSONEncoder(
-        ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=default
-    )
+    _encoder.default = default  # type: ignore[assignment, method-assign]
 
 
 def parse_strict_json(text: str) -> Any:
@@ -75,11 +72,9 @@ def parse_strict_json(text: str) -> Any:
 
 def decode_document(document: bytes | str, max_bytes: int) -> str:
     """Decode UTF-8 without its byte order mark; raise MalformedText if invalid or too large."""
-    size = len(
-        document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
-    )
-    if size > max_bytes:
-        raise MalformedText(f"it has {size:,} bytes; at most {max_bytes:,} are allowed")
+    encoded = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
+    if len(encoded) > max_bytes:
+        raise MalformedText(f"it has {len(encoded):,} bytes; at most {max_bytes:,} are allowed")
     try:
         return document.decode("utf-8-sig") if isinstance(document, bytes) else document
     except UnicodeDecodeError as error:
@@ -137,11 +132,6 @@ def decode(text: str, enc: str | None) -> Any:
     raise MalformedPayload(f"unknown encoding {enc!r:.100}")
 
 
-def list_bodies(values: Iterable[Any]) -> list[Any]:
-    """Return the bodies of a call as a list; raise TypeError for a single str or bytes."""
-    return list_values(values, "bodies")
-
-
 def list_values(values: Iterable[Any], name: str) -> list[Any]:
     """Return an argument's values as a list; raise TypeError for str, bytes or a non-iterable."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
@@ -152,10 +142,10 @@ def list_values(values: Iterable[Any], name: str) -> list[Any]:
 def encode_many(values: Iterable[Any]) -> tuple[list[str], str | None]:
     """Encode values that are sent in one call; return their texts and the encoding of all.
 
-    If str and other JSON values are mixed, all are encoded as JSON: receivers get the same values.
+    If str and other JSON values are mixed, all are encoded as JSON. Receivers get equal values.
     Raises TypeError if bytes and other values are mixed.
     """
-    values = list_bodies(values)
+    values = list_values(values, "bodies")
     if all(isinstance(value, str) for value in values):
         return [_check_storable(value) for value in values], None
     bodies = [EncodedBody.of(value) for value in values]

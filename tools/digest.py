@@ -1,14 +1,13 @@
 """`make digest`: write the digest of the SQL into the latest migration that installs it."""
 
 import re
-import sys
 
 from psqlmessages.sql import MIGRATIONS, digest
 
 DIGEST = re.compile(r'(InstallSQL\("[^"]*", digest=")[0-9a-f]+')
 
 
-def main() -> int:
+def main() -> None:
     """Replace the digest; print the file if it changed."""
     installing = [path for path in MIGRATIONS.glob("0*.py") if DIGEST.search(path.read_text())]
     latest = max(installing)
@@ -17,8 +16,7 @@ def main() -> int:
     if changed != text:
         latest.write_text(changed)
         print(latest)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from project.postgres import CLUSTERS, Server, ServerError, binaries_of_wheel, embedded
+from project.postgres import CLUSTERS, Server, ServerError, binaries_of_wheel
 
 
 def main() -> int:
@@ -16,7 +16,8 @@ def main() -> int:
             return 0
         if arguments.action == "remove":
             return _remove_all()
-        return _run(arguments.action, _server(arguments.data, arguments.bin))
+        binaries = arguments.bin or binaries_of_wheel(18)
+        return _run(arguments.action, Server(arguments.data or CLUSTERS / "18", binaries))
     except (ServerError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -40,12 +41,6 @@ def _parser() -> argparse.ArgumentParser:
     binaries = actions.add_parser("binaries", help="print the folder of the wheel's programs")
     binaries.add_argument("major", type=int, choices=(16, 18))
     return parser
-
-
-def _server(data: Path | None, binaries: Path | None) -> Server:
-    if data is None and binaries is None:
-        return embedded()
-    return Server(data or CLUSTERS / "18", binaries or binaries_of_wheel(18))
 
 
 def _run(action: str, server: Server) -> int:

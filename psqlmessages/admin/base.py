@@ -16,7 +16,7 @@ from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.db.models.expressions import RawSQL
 from django.forms import CharField, ModelForm
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -102,21 +102,23 @@ class BaseAdmin(ModelAdmin):
                 if named.verbose_name in _NAMES:
                     named.verbose_name = _(named.verbose_name)
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Read the database that holds the rules, even if the project reads from a replica."""
+        return super().get_queryset(request).using(database())
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may add objects."""
         return "add" not in self.denied_permissions and super().has_add_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may change this object, or objects at all if it is None."""
-        return "change" not in self.denied_permissions and super().has_change_permission(
-            request, obj
-        )
+        is_denied = "change" in self.denied_permissions
+        return not is_denied and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete this object, or objects at all if it is None."""
-        return "delete" not in self.denied_permissions and super().has_delete_permission(
-            request, obj
-        )
+        is_denied = "delete" in self.denied_permissions
+        return not is_denied and super().has_delete_permission(request, obj)
 
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of ``pages`` and of Django's admin, with views that explain errors."""
@@ -250,21 +252,14 @@ def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str
     return _("{names} and {number} more").format(names=listed, number=f"{len(texts) - maximum:,}")
 
 
-class RuleLock:
-    """The lock that blocks other changes of rules. Each request tries once to take the lock."""
-
-    def acquire(self) -> str:
-        """Take the lock until the transaction ends; return the error text, or "" if it succeeds."""
-        return self._error
-
-    @cached_property
-    def _error(self) -> str:
-        try:
-            with transaction.atomic(using=database()):
-                lock_rules()
-        except OperationalError as error:
-            return error_text(error)
-        return ""
+def try_lock_rules() -> str:
+    """Call `lock_rules`; return the error text, or "" if it succeeds."""
+    try:
+        with transaction.atomic(using=database()):
+            lock_rules()
+    except OperationalError as error:
+        return error_text(error)
+    return ""
 
 
 def error_text(error: OperationalError, sentence: str = _("Nothing was saved: {error}.")) -> str:
@@ -287,7 +282,7 @@ def lock_rules() -> None:
     """Block other changes of rules until this transaction ends; wait up to 10 s for the lock.
 
     A second lock blocks nodes from registering, disconnecting and changing topics. It is skipped if
-    open transactions hold it for 300 ms. Raises OperationalError without the first lock.
+    open transactions hold it for 300 ms. Raises OperationalError if the first lock is not granted.
     """
     fetch_rows("SELECT messages._lock_rules()")
 
@@ -299,7 +294,8 @@ LIVE_SESSIONS = RawSQL("SELECT messages._live_sessions()", [])
 def rules_context(kind: str, name: str) -> dict[str, Any]:
     """Return the first rules that match a topic or queue, for the template ``_rules.html``."""
     ((patterns,),) = fetch_rows("SELECT messages._patterns(%s)", [name])
-    rules = list(Auth.objects.filter(type=kind, dest__in=patterns)[: MAX_RULES + 1])
+    matching = Auth.objects.using(database()).filter(type=kind, dest__in=patterns)
+    rules = list(matching[: MAX_RULES + 1])
     return {"rules": rules[:MAX_RULES], "has_more_rules": len(rules) > MAX_RULES}
 
 

@@ -51,7 +51,7 @@ Outcome = ExchangeCount.Outcome
 
 def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     """Read the counters of all workers, as texts and numbers for the page."""
-    counters = ExchangeCount.objects.filter(exchange=exchange)
+    counters = ExchangeCount.objects.using(base.database()).filter(exchange=exchange)
     rows = counters.values_list(*CounterRow._fields)
     totals = AggregatedCounters.of(CounterRow(*row) for row in rows)
     elements = totals.elements
@@ -152,6 +152,10 @@ class DestinationInline(TabularInline):
     fields = ("order", "namespace", "queue", "selector")
     extra = 1
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Destination]:
+        """Read the database that holds the rules, as the page of the exchange does."""
+        return super().get_queryset(request).using(base.database())
+
 
 @admin.register(Exchange)
 class ExchangeAdmin(BaseAdmin):
@@ -210,8 +214,7 @@ class ExchangeAdmin(BaseAdmin):
         workers = Count("counts__worker", filter=has_live_worker("counts__"), distinct=True)
         is_blocked = has_live_worker("counts__") & ~Q(counts__missing_rules=[])
         blocked = Count("counts__worker", filter=is_blocked, distinct=True)
-        exchanges = super().get_queryset(request).prefetch_related("destinations")
-        return exchanges.annotate(workers=workers, blocked=blocked, **totals)
+        return repository.rows(base.database()).annotate(workers=workers, blocked=blocked, **totals)
 
     # Starting and stopping
 
@@ -268,7 +271,8 @@ class ExchangeAdmin(BaseAdmin):
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
         """Return the new definition, for the history."""
-        document = repository.to_definition(Exchange.objects.get(pk=form.instance.pk)).to_document()
+        exchange = repository.rows(base.database()).get(pk=form.instance.pk)
+        document = repository.to_definition(exchange).to_document()
         return f"{'Added' if add else 'Changed'}: {document}"
 
     def get_deleted_objects(

@@ -17,7 +17,7 @@ from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(VerbatimForm):
-    """Keeps spaces at the ends of names; the admin warns about them."""
+    """A web identity. Spaces at the ends of its ident stay; the admin warns about them."""
 
     class Meta:
         model = WebIdentity
@@ -30,7 +30,7 @@ class WebIdentityForm(VerbatimForm):
 
 @admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
-    """The idents that users and groups may use. An ident that is lost ends its nodes soon."""
+    """The idents that users and groups may use. If you delete one, its nodes end soon."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION
 from django.db import OperationalError
-from django.db.models import BooleanField, Case, Prefetch, Q, QuerySet, Value, When
+from django.db.models import Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
@@ -58,20 +58,16 @@ class ClientAdmin(OpenTransactionsAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Client]:
         """Read nodes with their topics and patterns, in a few statements."""
-        live = When(session__in=base.LIVE_SESSIONS, then=Value(True))
+        patterns = Observation.objects.using(base.database()).order_by("pattern")
         return (
             super()
             .get_queryset(request)
             .select_related("session")
-            .annotate(is_live=Case(live, default=Value(False), output_field=BooleanField()))
+            .annotate(is_live=Q(session__in=base.LIVE_SESSIONS))
             .prefetch_related(
                 _first_topics(Membership.Kind.LISTEN, "listened"),
                 _first_topics(Membership.Kind.NOTIFY, "sent"),
-                Prefetch(
-                    "observations",
-                    Observation.objects.order_by("pattern")[: _MAX_NAMES + 1],
-                    to_attr="observed",
-                ),
+                Prefetch("observations", patterns[: _MAX_NAMES + 1], to_attr="observed"),
             )
         )
 
@@ -122,7 +118,8 @@ class ClientAdmin(OpenTransactionsAdmin):
 
 def _first_topics(kind: str, attribute: str) -> Prefetch:
     """Prefetch the first topics of each node into an attribute. A node may have thousands."""
-    members = Membership.objects.filter(kind=kind).select_related("topic").order_by("topic__name")
+    members = Membership.objects.using(base.database()).filter(kind=kind)
+    members = members.select_related("topic").order_by("topic__name")
     return Prefetch("memberships", members[: _MAX_NAMES + 1], to_attr=attribute)
 
 

@@ -50,7 +50,7 @@ class OpenTransaction:
 
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
-    """Return the transactions that may be open for at least this time, the oldest first."""
+    """Return the transactions open for at least this time, or for an unknown time, oldest first."""
     # PostgreSQL hides began_at and state together. If only began_at is null, the transaction ended.
     rows = base.fetch_rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"

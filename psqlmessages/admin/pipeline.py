@@ -90,8 +90,7 @@ class PipelineJobAdmin(BaseAdmin):
     list_display = ("name", "current_state", "lag", "rate", "rows", "last_batch", "seen")
     fields = (
         *("name", "current_state", "error", "started", "seen"),
-        *("last_batch", "batch_time"),
-        *("rows", "rate", "lag"),
+        *("last_batch", "batch_time", "rows", "rate", "lag"),
     )
     readonly_fields = fields
     search_fields = ("name",)

@@ -18,14 +18,15 @@ from django.shortcuts import get_object_or_404
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop as noop
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
 
-# Queue operations of the admin. The web process owns the tables. It therefore needs no rule, calls
-# private functions, and changes the tables.
+# Queue operations of the admin. They need no rule: the web process owns the tables, so it may
+# change them and call private functions.
 
 _SET_PAUSED = """
     WITH changed AS (
@@ -109,7 +110,7 @@ class ElementsMixin:
 
     def elements_view(self, request: HttpRequest, key: int) -> HttpResponse:
         """Show a page of a queue's elements, or redrive dead letters."""
-        queue = get_object_or_404(Queue, pk=key)
+        queue = get_object_or_404(Queue.objects.using(database()), pk=key)
         if not self.has_view_elements_permission(request):
             can_view = self.has_view_permission(request)
             raise PermissionDenied(f"psqlmessages.view_{'element' if can_view else 'queue'}")
@@ -134,7 +135,8 @@ class ElementsMixin:
 
     def _redrive(self, request: HttpRequest, queue: Queue) -> None:
         """Redrive the chosen or all dead letters, up to MAX_REDRIVEN, and report the number."""
-        dead_letters = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
+        elements = Element.objects.using(database())
+        dead_letters = elements.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
             chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
             dead_letters = dead_letters.filter(pk__in=chosen[:MAX_REDRIVEN])
@@ -146,10 +148,12 @@ class ElementsMixin:
         ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
         queues = ", ".join(f"{number:,} into {name}" for name, number in counts)
-        text = f"{moved:,} of {len(queue_by_id):,} dead letters were redriven: {queues}."
+        text = noop("{moved:,} of {chosen:,} dead letters were redriven: {queues}.")
+        numbers = {"moved": moved, "chosen": len(queue_by_id), "queues": queues}
+        base.record_history(request, [(queue, CHANGE, text.format(**numbers))])
+        text = _(text).format(**numbers)
         if moved < len(queue_by_id):
-            text += " Reserved ones stay."
-        base.record_history(request, [(queue, CHANGE, text)])
+            text = f"{text} {_('Reserved ones stay.')}"
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 
@@ -159,7 +163,8 @@ def _read_page(queue: Queue, query: Any, *, may_see_bodies: bool) -> dict[str, A
     ``query`` may have the order, and the time and id of the previous page's last element.
     """
     order = query.get("order") if query.get("order") in _ORDERS else "first"
-    entries = _after_previous_page(Element.objects.filter(queue=queue), query, order)
+    elements_of_queue = Element.objects.using(database()).filter(queue=queue)
+    entries = _after_previous_page(elements_of_queue, query, order)
     entries = entries.order_by(*_ORDERS[order]).annotate(
         now=Now(),
         size=Func(F("body"), function="octet_length", output_field=IntegerField()),

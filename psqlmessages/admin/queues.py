@@ -298,6 +298,7 @@ def _read_numbers(queue: Queue) -> tuple[ElementCounts, QueueCounters]:
     """Read the sizes of one queue, up to MAX_LISTED, and its counters; 0 if it was deleted."""
     sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
     counters = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
-    numbers = Queue.objects.filter(pk=queue.pk).annotate(sizes=sizes, counters=counters)
+    queues = Queue.objects.using(base.database()).filter(pk=queue.pk)
+    numbers = queues.annotate(sizes=sizes, counters=counters)
     row = numbers.values_list("sizes", "counters").first() or ((0, 0, 0), (0,) * 7)
     return ElementCounts.of(row[0], MAX_LISTED), QueueCounters(*row[1])

@@ -146,17 +146,13 @@ def _history_entries(
     for rule in difference.rules_added:
         yield rules[rule.key], ADDITION, f"Import: added {rule}."
     for old, new in difference.rules_changed:
-        yield rules[new.key], CHANGE, f"Import: {_describe_change(old, new)}."
+        values = zip(RuleEntry._fields, old, new, strict=True)
+        texts = [
+            f"{field}: {before} → {after}" for field, before, after in values if before != after
+        ]
+        yield rules[new.key], CHANGE, f"Import: {'; '.join(texts)}."
     for identity in difference.identities_added:
         yield identities[identity], ADDITION, f"Import: added {identity}."
-
-
-def _describe_change(old: RuleEntry, new: RuleEntry) -> str:
-    return "; ".join(
-        f"{field}: {before} → {after}"
-        for field, before, after in zip(RuleEntry._fields, old, new, strict=True)
-        if before != after
-    )
 
 
 _TEMPLATE, _TITLE = "auth/import", _("Import of rules")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.actions import delete_selected
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
@@ -17,12 +19,7 @@ from django.utils.html import escape
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import (
-    BaseAdmin,
-    HistoryMixin,
-    VerbatimForm,
-    find_remarks,
-)
+from psqlmessages.admin.base import BaseAdmin, HistoryMixin, VerbatimForm, find_remarks
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.admin.lists import IdentFilter, RoleFilter
 from psqlmessages.admin.rule_transfer import TransferMixin
@@ -37,8 +34,8 @@ _MAX_NAMES = 20
 class RuleForm(VerbatimForm):
     """A rule. The form refuses invalid rules, and refuses to overwrite concurrent changes."""
 
-    # Set on the class that the admin creates for each request.
-    lock: ClassVar[base.RuleLock]
+    # Tries to lock the rules once for each request. Set on the class that the admin then creates.
+    try_lock: ClassVar[Callable[[], str]]
 
     class Meta:
         model = Auth
@@ -64,7 +61,7 @@ class RuleForm(VerbatimForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
-        if error := self.lock.acquire():
+        if error := self.try_lock():
             raise ValidationError(error)
         values = {**self._read_current_rule(), **cleaned}
         for name, sentence in RuleEntry(
@@ -127,9 +124,9 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm]:
-        """Return the form class of the request. It has the lock of the request."""
+        """Return the form class of the request, with its own `try_lock`."""
         form = super().get_form(request, obj, change, **kwargs)
-        form.lock = base.RuleLock()
+        form.try_lock = staticmethod(cache(base.try_lock_rules))
         if field := form.base_fields.get("role"):
             # The admin renders help texts as HTML.
             sentence = _("This site connects as {role}.").format(role=escape(base.current_role()))
@@ -137,9 +134,9 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
-        """Return the form class of the list's rows. All rows share the lock of the request."""
+        """Return the form class of the list's rows. All rows share one `try_lock`."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
-        form.lock = base.RuleLock()
+        form.try_lock = staticmethod(cache(base.try_lock_rules))
         return form
 
     def changelist_view(
@@ -159,8 +156,8 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         """Ask for confirmation, and name the affected nodes; then delete one rule."""
-        view, rules = super().delete_view, Auth.objects.filter(pk=object_id)
-        context = {**(extra_context or {}), **_affected(request, rules)}
+        view, rule = super().delete_view, self.get_object(request, unquote(object_id))
+        context = {**(extra_context or {}), **_affected(request, [rule.pk] if rule else [])}
         return self._with_impact(request, lambda: view(request, object_id, context))
 
     @admin.action(description=_("Delete selected rules"), permissions=["delete"])
@@ -168,7 +165,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         """Ask for confirmation, and name the affected nodes; then delete the rules."""
         response = delete_selected(self, request, queryset)
         if isinstance(response, TemplateResponse):
-            response.context_data |= _affected(request, queryset)
+            response.context_data |= _affected(request, queryset.values_list("pk", flat=True))
         return response
 
     def save_model(
@@ -208,10 +205,10 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         return response
 
 
-def _affected(request: HttpRequest, rules: QuerySet[Auth]) -> dict[str, Any]:
+def _affected(request: HttpRequest, rule_ids: Iterable[int]) -> dict[str, Any]:
     """Return the context of the confirmation: the connected nodes that the rules apply to."""
     if "post" in request.POST:
         return {}
     impact = RuleImpact()
-    impact.add_connected_nodes(rules.values_list("pk", flat=True))
+    impact.add_connected_nodes(rule_ids)
     return {"is_about_rules": True, "affected": base.list_names(sorted(impact.idents), _MAX_NAMES)}

@@ -72,12 +72,9 @@ class SubscriptionAdmin(BaseAdmin):
         """Return the number of unread messages; "-" if the subscription has timed out."""
         if _has_timed_out(subscription):
             return "-"
-        unread = subscription.unread
-        return (
-            _("over {number}").format(number=f"{_MAX_COUNTED:,}")
-            if unread > _MAX_COUNTED
-            else f"{unread:,}"
-        )
+        if subscription.unread > _MAX_COUNTED:
+            return _("over {number}").format(number=f"{_MAX_COUNTED:,}")
+        return f"{subscription.unread:,}"
 
     @admin.display(description=_("state"))
     def state(self, subscription: Subscription) -> str:

@@ -55,7 +55,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
 
 @admin.register(Topic)
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
-    """The topics. A rule that names a topic creates it, and so do nodes with a pattern rule."""
+    """The topics. A rule that names a topic creates it, and so do nodes whose rule is a pattern."""
 
     list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)
@@ -63,7 +63,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     fields = ("name", "retention")
     readonly_fields = ("name",)
 
-    # A rule that names a topic creates it. An unused topic costs nothing.
+    # An unused topic costs nothing.
     denied_permissions = ("add", "delete")
     fragments = ("rules",)
     pages: ClassVar = {"archive": "<int:key>/archive/"}
@@ -89,7 +89,8 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
 
     def object_context(self, request: HttpRequest, obj: Topic) -> dict[str, Any]:
         """Return the live status, the rules and the archive mark of a topic, for its page."""
-        mark = Subscription.objects.filter(ident=ARCHIVE_IDENT, topic=obj.name).first()
+        subscriptions = Subscription.objects.using(base.database())
+        mark = subscriptions.filter(ident=ARCHIVE_IDENT, topic=obj.name).first()
         return {
             "status": {kind.value: _idents(obj, kind) for kind in Membership.Kind},
             **rules_context(Auth.Type.TOPIC, obj.name),
@@ -103,7 +104,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     @method_decorator(require_POST)
     def archive_view(self, request: HttpRequest, key: int) -> HttpResponse:
         """Set the archive mark if the form's field ``archive`` is "yes", or else remove it."""
-        topic = get_object_or_404(Topic, pk=key)
+        topic = get_object_or_404(Topic.objects.using(base.database()), pk=key)
         if not self.has_change_permission(request, topic):
             raise PermissionDenied("psqlmessages.change_topic")
         text, level = _set_mark(topic.name, is_marked=request.POST.get("archive") == "yes")
@@ -114,20 +115,14 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
 
 
 def _count_nodes(kind: str) -> Coalesce:
-    members = (
-        Membership.objects.filter(
-            topic=OuterRef("pk"), kind=kind, client__session__in=base.LIVE_SESSIONS
-        )
-        .order_by()
-        .values("topic")
-        .annotate(number=Count("pk"))
-        .values("number")
-    )
-    return Coalesce(Subquery(members), 0, output_field=IntegerField())
+    live = Membership.objects.filter(kind=kind, client__session__in=base.LIVE_SESSIONS)
+    members = live.filter(topic=OuterRef("pk")).order_by().values("topic")
+    numbers = members.annotate(number=Count("pk")).values("number")
+    return Coalesce(Subquery(numbers), 0, output_field=IntegerField())
 
 
 def _idents(topic: Topic, kind: str) -> list[str]:
-    members = Client.objects.filter(
+    members = Client.objects.using(base.database()).filter(
         memberships__topic=topic, memberships__kind=kind, session__in=base.LIVE_SESSIONS
     )
     return list(members.order_by("ident").values_list("ident", flat=True))

@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from psycopg import errors
 
 from psqlmessages.cli.direct_calls import Connection, connect_as
 from psqlmessages.cli.output import CliCommand, add_json, format_table, positive
@@ -114,10 +113,6 @@ class Rates(NamedTuple):
 
     sent: float
     received: float
-
-
-class BenchRefused(MessagesError):
-    """The role of the connection lacks privileges to prepare the benchmark."""
 
 
 Send = Callable[[list[str]], object]
@@ -215,7 +210,7 @@ class Bench:
 @contextmanager
 def prepare_bench(dsn: str) -> Iterator[Bench]:
     """Create the rules, the table and the receiver process; remove them afterwards."""
-    with connect_as(dsn, "bench") as admin:
+    with connect_as(dsn, "bench", owner_task="prepare the benchmark") as admin:
         _create_objects(admin)
         try:
             with _run_receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
@@ -249,26 +244,20 @@ def _run_receiver(dsn: str) -> Iterator[Pipe]:
 
 
 def _create_objects(admin: Connection) -> None:
-    try:
-        with admin.transaction():
-            _remove_objects(admin)
-            for ident, mode in ((_SENDER, "W"), (IDENT, "R")):
-                admin.execute(
-                    "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-                    " VALUES (session_user, %s, 'Topic', %s, %s, 60)",
-                    (ident, TOPIC, mode),
-                )
+    with admin.transaction():
+        _remove_objects(admin)
+        for ident, mode in ((_SENDER, "W"), (IDENT, "R")):
             admin.execute(
-                f"CREATE UNLOGGED TABLE {BODY_TABLE}"
-                " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)"
+                "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+                " VALUES (session_user, %s, 'Topic', %s, %s, 60)",
+                (ident, TOPIC, mode),
             )
-            # Without compression, like our tables of large bodies.
-            admin.execute(f"ALTER TABLE {BODY_TABLE} ALTER body SET STORAGE EXTERNAL")
-    except errors.InsufficientPrivilege as error:
-        raise BenchRefused(
-            f"role {admin.info.user} cannot prepare the benchmark"
-            f" ({error.diag.message_primary}); connect as the owner of the tables"
-        ) from error
+        admin.execute(
+            f"CREATE UNLOGGED TABLE {BODY_TABLE}"
+            " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)"
+        )
+        # Without compression, like our tables of large bodies.
+        admin.execute(f"ALTER TABLE {BODY_TABLE} ALTER body SET STORAGE EXTERNAL")
 
 
 def _remove_objects(admin: Connection) -> None:

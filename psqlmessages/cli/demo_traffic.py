@@ -138,6 +138,7 @@ class DemoTraffic:
         )
         topics = ["DEMO.ORDERS", "DEMO.PRICES", "DEMO.STOCK"]
         self.board = Actor("DEMO.BOARD", dsn2, listens=topics, on_topic=self._count)
+        self._actors = (self.warehouse, self.board, self.shop, self.ticker)
         self.received: Counter[str] = Counter()
         self.answers = 0
         self.failures = 0
@@ -145,12 +146,11 @@ class DemoTraffic:
 
     async def run(self) -> None:
         """Send and receive until cancelled."""
-        actors = (self.warehouse, self.board, self.shop, self.ticker)
-        await run_all(*(actor.run() for actor in actors), self._send())
+        await run_all(*(actor.run() for actor in self._actors), self._send())
 
     async def _send(self) -> None:
         # Wait for the listeners of the topics before sending.
-        for actor in (self.warehouse, self.board, self.shop, self.ticker):
+        for actor in self._actors:
             await actor.is_registered.wait()
         await run_all(self._repeat(self._order, 0.05, 0.4), self._repeat(self._quote, 0.02, 0.1))
 

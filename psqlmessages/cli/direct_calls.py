@@ -10,6 +10,7 @@ import psycopg
 
 from psqlmessages.client.calls import Call, translate_error
 from psqlmessages.client.options import complete_conninfo
+from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
 
@@ -17,15 +18,21 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @contextmanager
-def connect_as(dsn: str, name: str) -> Iterator[Connection]:
+def connect_as(dsn: str, name: str, *, owner_task: str = "") -> Iterator[Connection]:
     """Connect with autocommit and ``name`` in application_name.
 
-    Errors of psqlmessages and lost connections become MessagesError; other errors stay psycopg's.
+    Errors of psqlmessages, lost connections and, if only the owner of the tables can do
+    ``owner_task``, missing privileges become MessagesError; other errors stay psycopg's.
     """
     with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:
             yield connection
         except psycopg.Error as error:
+            if owner_task and isinstance(error, psycopg.errors.InsufficientPrivilege):
+                raise MessagesError(
+                    f"role {connection.info.user} cannot {owner_task}"
+                    f" ({error.diag.message_primary}); connect as the owner of the tables"
+                ) from error
             raise translate_error(error, is_broken=connection.closed) from error
 
 

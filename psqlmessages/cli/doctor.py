@@ -67,10 +67,9 @@ def run_checks(dsn: str, *further_checks: Check, **names: str) -> Iterator[Findi
 
 def _describe(finding: Finding) -> str:
     lines = [f"{finding.state.value:7}  {finding.check:14}  {one_line(finding.found)}"]
-    if finding.state is not FindingState.OK:
-        for label, text in (("why", finding.why), ("fix", finding.fix)):
-            if text:
-                lines.append(f"{'':9}{label}: {one_line(text)}")
+    for label, text in (("why", finding.why), ("fix", finding.fix)):
+        if text:
+            lines.append(f"{'':9}{label}: {one_line(text)}")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from psqlmessages.client.calls import NOT_INSTALLED
 from psqlmessages.client.connect import PoolerKind, connect, detect_pooler
 from psqlmessages.client.connection import Connection
 from psqlmessages.sql import MIGRATIONS, MIN_VERSION, digest
@@ -80,13 +81,6 @@ def why_denied(fix: str) -> str:
     return f"{why}; {' and '.join(names)} {verb}"
 
 
-_NOT_INSTALLED = (
-    psycopg.errors.InvalidSchemaName,
-    psycopg.errors.UndefinedFunction,
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedColumn,
-)
-
 # The name of a check is the name of its function, with spaces.
 Check = Callable[[CheckContext], Iterator[Finding]]
 
@@ -102,7 +96,7 @@ def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
         why = "only the owner of the tables can run it"
         fix = "run doctor as the owner of the tables"
         yield Finding(FindingState.UNKNOWN, found, why, fix, name)
-    except _NOT_INSTALLED:
+    except (*NOT_INSTALLED, psycopg.errors.UndefinedColumn):
         why = "the check needs the functions and tables of psqlmessages"
         yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
@@ -143,6 +137,10 @@ HOLDERS_QUERY = """
         LIMIT %s
     ) AS h ON true
 """
+# Our role, and whether it sees the transactions of all roles.
+_ROLE_QUERY = """
+    SELECT quote_ident(session_user), pg_has_role(session_user, 'pg_read_all_stats', 'USAGE')
+"""
 # Commits with notifications take a lock that is common to all databases. The row has the number of
 # commits that wait for this lock, the longest wait in seconds, and the pid that has the lock.
 COMMIT_LOCK_QUERY = """
@@ -173,12 +171,14 @@ def notification_queue(context: CheckContext) -> Iterator[Finding]:
         yield ok(found)
         return
     if not holders:
-        role = context.value("SELECT quote_ident(session_user)")
-        yield wrong(
-            f"{found}; role {role} cannot see which backends hold it back",
-            "once the queue is full, every NOTIFY and every send fails",
-            f"GRANT pg_read_all_stats TO {role}; -- then run doctor again",
-        )
+        role, sees_all = context.rows(_ROLE_QUERY)[0]
+        if sees_all:
+            found += f"; no backend has held it back for over {MIN_OPEN_SECONDS:.0f} s"
+            fix = "psqlmessages doctor  # again, to see whether the usage grows"
+        else:
+            found += f"; role {role} cannot see which backends hold it back"
+            fix = f"GRANT pg_read_all_stats TO {role}; -- then run doctor again"
+        yield wrong(found, "once the queue is full, every NOTIFY and every send fails", fix)
     for holder in holders:
         yield holder_finding(usage, *holder)
 
@@ -253,7 +253,7 @@ def transaction_finding(
         holder = f"the prepared transaction {prepared} of {role}"
         fix = f"ROLLBACK PREPARED {prepared}"
     return wrong(
-        f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
+        f"{holder} has been in a transaction {duration}; sessions that wait for it: {waiting}",
         "sessions that start or stop using the same topics wait for it; nodes that lose a rule lose"
         " the permission immediately, but receive the event later",
         fix,
@@ -314,13 +314,10 @@ def _has_unapplied_migrations(context: CheckContext) -> bool:
 
 def clock(context: CheckContext) -> Iterator[Finding]:
     """Compare the server's clock with the clock of this machine."""
-    sent_at = datetime.now(UTC)
-    server_time = datetime.fromtimestamp(
-        float(context.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
-    )
+    sent_at, began = datetime.now(UTC), monotonic()
+    difference = context.value("SELECT extract(epoch FROM clock_timestamp() - %s)", sent_at)
     # The server most likely read its clock halfway between the query and the answer.
-    local_time = sent_at + (datetime.now(UTC) - sent_at) / 2
-    seconds = (server_time - local_time).total_seconds()
+    seconds = float(difference) - (monotonic() - began) / 2
     if abs(seconds) < MAX_CLOCK_DIFFERENCE_SECONDS:
         yield ok(f"the server's clock differs by {seconds:+.3f} s")
         return
@@ -332,8 +329,9 @@ def clock(context: CheckContext) -> Iterator[Finding]:
     )
 
 
-CONNECT_DIRECTLY = (
-    "connect nodes to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES)"
+_CONNECT_DIRECTLY = (
+    "connect nodes to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES),"
+    " or set pool_mode = session in pgbouncer.ini"
 )
 
 
@@ -353,7 +351,7 @@ def listening(context: CheckContext) -> Iterator[Finding]:
     yield wrong(
         f"a notification did not arrive within {NOTIFICATION_TIMEOUT_SECONDS:g} s",
         "nodes on this connection receive nothing",
-        f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
+        _CONNECT_DIRECTLY,
     )
 
 
@@ -369,5 +367,5 @@ def pooler(context: CheckContext) -> Iterator[Finding]:
             f"a pooler that shares connections by {kind.value}",
             "a node needs its own connection, or else it loses its registration and its messages"
             " (calls without a node work: topic_send_as, and send in Django)",
-            f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
+            _CONNECT_DIRECTLY,
         )

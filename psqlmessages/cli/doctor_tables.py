@@ -13,6 +13,7 @@ from psqlmessages.cli.doctor_checks import (
     why_denied,
     wrong,
 )
+from psqlmessages.exceptions import insert_rules
 
 _MAX_STATEMENTS = 3
 
@@ -69,10 +70,6 @@ _ROLES_THAT_MAY_ACT_AS_OWNER = """
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
     ORDER BY 1
 """
-_EXAMPLE_RULE = """
-    SELECT format('INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)'
-        ' VALUES (%%L, %%L, ''Topic'', %%L, ''RW'', 60)', session_user, %s::text, %s::text)
-"""
 # Roles that do not exist, or were created again after the rule was saved. If a dump is restored in
 # another database, roles have new oids, so an existing role is not checked until the rule is saved.
 _RULES_WITHOUT_THEIR_ROLE = """
@@ -116,7 +113,7 @@ def expired_bodies(context: CheckContext) -> Iterator[Finding]:
     """Check for tables with only expired bodies, which housekeeping should have emptied."""
     tables, size = context.rows(_EXPIRED_TABLES)[0]
     why = "they use disk space: no node runs housekeeping, or an open transaction reads them"
-    found = f"{size:,} bytes in {tables} tables"
+    found = f"tables with only expired bodies: {tables}, of {size:,} bytes"
     yield wrong(found, why, "psqlmessages prune") if tables else ok("none")
 
 
@@ -124,7 +121,7 @@ def stream_tables(context: CheckContext) -> Iterator[Finding]:
     """Check for tables of unneeded stream messages, which housekeeping should have emptied."""
     tables, size = context.rows(_UNNEEDED_TABLES)[0]
     why = "they use disk space: no node publishes, reads or runs housekeeping"
-    found = f"{size:,} bytes in {tables} tables that no subscription and no retention needs"
+    found = f"tables that no subscription and no retention needs: {tables}, of {size:,} bytes"
     yield wrong(found, why, "psqlmessages prune") if tables else ok("no unneeded messages")
 
 
@@ -144,7 +141,8 @@ def owners(context: CheckContext) -> Iterator[Finding]:
 def rules(context: CheckContext) -> Iterator[Finding]:
     """Check that there are rules, and that no role was dropped since its rules were saved."""
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
-        fix = context.value(_EXAMPLE_RULE, context.node, context.topic)
+        role = context.value("SELECT session_user::text")
+        fix = insert_rules((role, context.node, "Topic", context.topic, "RW"))
         yield wrong("there are no rules", why_denied(fix), fix)
         return
     rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)
@@ -194,7 +192,7 @@ def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> 
     statements = "; ".join(f"ALTER {name} OWNER TO {quoted}" for name, _ in rows[:_MAX_STATEMENTS])
     more = f"; -- and {len(rows) - _MAX_STATEMENTS} more" if len(rows) > _MAX_STATEMENTS else ""
     yield wrong(
-        f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
+        f"functions or tables of {roles}, not of {owner}: {len(rows)}",
         "the owner of a function can replace it, and a function runs with its owner's privileges",
         statements + more,
     )

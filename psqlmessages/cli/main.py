@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -46,7 +47,9 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]
 
 def execute(arguments: argparse.Namespace) -> int:
     """Run the chosen command; return its exit code. Print an error as text, without a traceback."""
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    # A program may call a command in another thread, where Python allows no signal handlers.
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, _terminate) if is_main else None
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
@@ -59,7 +62,8 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
         return FAILED
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        if is_main:
+            signal.signal(signal.SIGTERM, previous)
     return code
 
 

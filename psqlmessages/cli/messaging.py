@@ -165,15 +165,19 @@ def body_fields(message: Message | StreamMessage | Element) -> dict[str, Any]:
     return {"body": body}
 
 
+def body_or_error(message: Message | StreamMessage | Element) -> str:
+    """Format the body for people, or the error if the body cannot be read."""
+    try:
+        return format_body(message.body)
+    except MessagesError as error:
+        return str(error)
+
+
 def format_message(message: Message | StreamMessage) -> str:
     """Format a message for people, in one line."""
     if isinstance(message, Message) and message.type == SYS:
         return one_line(f"* {message.event} {message.ident} {message.topic}".rstrip())
-    try:
-        body = message.body
-    except MessagesError as error:
-        return one_line(f"{message.sender}: {error}")
-    return one_line(f"{message.sender}: {format_body(body)}")
+    return one_line(f"{message.sender}: {body_or_error(message)}")
 
 
 RECEIVE = CliCommand(

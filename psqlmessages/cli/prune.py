@@ -9,7 +9,6 @@ import psycopg
 
 from psqlmessages.cli.direct_calls import connect_as
 from psqlmessages.cli.output import CliCommand, add_json
-from psqlmessages.exceptions import MessagesError
 
 _COUNT_DEAD_SESSIONS = """
     SELECT count(*)::int FROM psqlmessages_session
@@ -30,23 +29,17 @@ def prune(dsn: str) -> dict[str, int]:
     Also removes queues on which nodes only waited. Returns the numbers of emptied tables, ended
     sessions and removed queues.
     """
-    with connect_as(dsn, "prune") as connection:
+    with connect_as(dsn, "prune", owner_task="prune") as connection:
         # Pruning fails at a stricter level, which may be the default of the role.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        try:
-            dead_before = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
-            with connection.transaction():
-                # Housekeeping ends the dead sessions at the commit.
-                emptied, queues, _ = connection.execute(
-                    "SELECT messages._truncate_expired_bodies() + messages._prune_streams(),"
-                    " messages._remove_unused_queues('-infinity'),"
-                    " messages._request_housekeeping()"
-                ).fetchall()[0]
-            dead_after = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise MessagesError(
-                f"role {connection.info.user} may not prune: connect as the owner of the tables"
-            ) from error
+        dead_before = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
+        with connection.transaction():
+            # Housekeeping ends the dead sessions at the commit.
+            emptied, queues, _ = connection.execute(
+                "SELECT messages._truncate_expired_bodies() + messages._prune_streams(),"
+                " messages._remove_unused_queues('-infinity'), messages._request_housekeeping()"
+            ).fetchall()[0]
+        dead_after = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
     return {
         "emptied_tables": emptied,
         "ended_sessions": max(dead_before - dead_after, 0),
@@ -55,13 +48,10 @@ def prune(dsn: str) -> dict[str, int]:
 
 
 def format_counts(counts: dict[str, int]) -> str:
-    """Format the result of `prune` as a sentence."""
-    tables, sessions = counts["emptied_tables"], counts["ended_sessions"]
-    queues = counts["removed_queues"]
+    """Format the result of `prune` for people."""
     return (
-        f"emptied {tables} table{'' if tables == 1 else 's'} of expired data;"
-        f" ended {sessions} dead session{'' if sessions == 1 else 's'};"
-        f" removed {queues} unused queue{'' if queues == 1 else 's'}"
+        f"emptied tables of expired data: {counts['emptied_tables']}; ended dead sessions:"
+        f" {counts['ended_sessions']}; removed unused queues: {counts['removed_queues']}"
     )
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from psqlmessages.cli.direct_calls import connect_as, run_call
-from psqlmessages.cli.messaging import body_fields
+from psqlmessages.cli.messaging import body_fields, body_or_error
 from psqlmessages.cli.output import (
     CliCommand,
     Progress,
@@ -18,7 +18,6 @@ from psqlmessages.cli.output import (
     add_json,
     duration,
     fail,
-    format_body,
     format_table,
     json_object,
     natural,
@@ -34,7 +33,6 @@ from psqlmessages.client.calls import Call
 from psqlmessages.client.node import Node
 from psqlmessages.client.queue_calls import AckResult, Element
 from psqlmessages.client.transactions import SqlStatement
-from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
 
@@ -128,10 +126,7 @@ def _push(arguments: Namespace) -> int:
             " so only the first would be added"
         )
     bodies = read_bodies(arguments)
-    with (
-        connect_as(arguments.dsn, arguments.node) as connection,
-        Progress("pushed") as progress,
-    ):
+    with connect_as(arguments.dsn, arguments.node) as connection, Progress("pushed") as progress:
         while batch := list(islice(bodies, arguments.batch)):
             call = queue_calls.push_many(
                 arguments.node,
@@ -197,12 +192,8 @@ def _element_fields(element: Element) -> dict[str, Any]:
 
 
 def _format_element(element: Element) -> str:
-    try:
-        body = element.body
-    except MessagesError as error:
-        body = str(error)
     lease = f" {element.lease}" if element.lease else ""
-    return one_line(f"{element.id}{lease}: {format_body(body)}")
+    return one_line(f"{element.id}{lease}: {body_or_error(element)}")
 
 
 # Acknowledging

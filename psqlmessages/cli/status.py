@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import NamedTuple
 
 from psqlmessages.cli.direct_calls import Connection, connect_as
+from psqlmessages.cli.doctor_checks import QUEUE_USAGE_QUERY
 from psqlmessages.cli.output import CliCommand, add_json, fail, format_table, one_line
 
 
@@ -50,8 +51,7 @@ def read_topics(connection: Connection, topic: str | None = None) -> list[TopicR
 
 def read_queue_usage(connection: Connection) -> float:
     """Return the used fraction of the server's notification queue, from 0 to 1."""
-    row = connection.execute("SELECT pg_notification_queue_usage()").fetchone()
-    return float(row[0]) if row else 0.0
+    return float(connection.execute(QUEUE_USAGE_QUERY).fetchall()[0][0])
 
 
 def format_status(topics: list[TopicRow], usage: float) -> str:

@@ -64,10 +64,7 @@ def _add_node_and_topic(parser: ArgumentParser, help_: str) -> None:
 
 def _publish(arguments: Namespace) -> int:
     bodies = read_bodies(arguments)
-    with (
-        connect_as(arguments.dsn, arguments.node) as connection,
-        Progress("published") as progress,
-    ):
+    with connect_as(arguments.dsn, arguments.node) as connection, Progress("published") as progress:
         while batch := list(islice(bodies, arguments.batch)):
             run_call(connection, stream_calls.publish_many(arguments.node, arguments.topic, batch))
             progress.add(len(batch))

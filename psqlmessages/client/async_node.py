@@ -267,13 +267,12 @@ class AsyncNode(NodeBase):
         """See :meth:`Node.call_topic`."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        has_answer = asyncio.Event()
-        pending = self._state.begin_call("", has_answer.set)
+        pending = self._state.begin_call("")
         try:
             await self._send_within(seconds, self.topic_send(topic, body, pending.token))
             pending.on_sent()
-            while (answer := await self._next_answer(pending, has_answer, deadline)) is not None:
-                yield answer
+            while await self._wait_for_answer(pending, deadline):
+                yield await self._session.run_steps(self._state.next_answer(pending, self))
         finally:
             self._state.end_call(pending)
 
@@ -286,17 +285,12 @@ class AsyncNode(NodeBase):
         except TimeoutError:
             raise _not_accepted_error(seconds) from None
 
-    async def _next_answer(
-        self, pending: PendingCall, has_answer: asyncio.Event, deadline: float
-    ) -> Message | None:
-        if not pending.answers:
-            has_answer.clear()
-            try:
-                async with asyncio.timeout(deadline - monotonic()):
-                    await has_answer.wait()
-            except TimeoutError:
-                return None
-        return await self._session.run_steps(self._state.next_answer(pending, self))
+    async def _wait_for_answer(self, pending: PendingCall, deadline: float) -> bool:
+        """See :meth:`Node._wait_for_answer`."""
+        await self._session.wait(lambda: pending.answers, deadline)
+        if not pending.answers and self._state.is_stopped:
+            raise self._state.stopped_error("while it waited for an answer")
+        return bool(pending.answers)
 
     # Receiving
 

@@ -248,10 +248,10 @@ class AsyncNodeSession:
                 self._state.backoff.record_failure(monotonic())
 
     async def _use(self, connection: AsyncConnection) -> None:
-        """Do the first that is needed: disconnect, run housekeeping, run calls, or read."""
+        """Do the first of these that is needed: disconnect, housekeeping, calls, or read."""
         if self._read_error is not None:
             await self._drop_connection(self._read_error)
-        elif self._state.is_overrun:
+        elif len(self._state.inbox) > self._state.inbox_maximum:
             await self._drop_connection("the inbox is far over its limit")
         elif self._is_housekeeping_due and self._can_read():
             # Each query reads all pending notifications, so a full inbox also delays housekeeping.
@@ -282,7 +282,7 @@ class AsyncNodeSession:
     def _can_read(self) -> bool:
         # Answers to pending calls are needed even if the inbox is full.
         is_full = len(self._state.inbox) >= self._options.inbox_limit
-        return not is_full or self._state.has_pending_calls
+        return not is_full or bool(self._state.pending_calls())
 
     # Reading
 
@@ -398,18 +398,16 @@ class AsyncNodeSession:
         self._queue.fail_until(now, error)
         until = self._state.backoff.next_at
         if until > now:
-            await self._sleep(min(until, self._queue[0].deadline) if self._queue else until)
+            if self._queue:
+                until = min(until, self._queue[0].deadline)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - now):
+                    await self._wakeup.wait()
             return
         try:
             await self._connect()
         except (MessagesError, psycopg.Error) as error:
             self._state.on_reconnect_failed(error, monotonic())
-
-    async def _sleep(self, until: float) -> None:
-        """Wait until the time ``until``, or until the worker is woken."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(until - monotonic()):
-                await self._wakeup.wait()
 
     async def _connect(self) -> None:
         connection = await self._connector.connect_async()

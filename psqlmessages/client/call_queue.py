@@ -72,10 +72,6 @@ class Group(list[QueuedCall]):
             return None
         return first.merging.split(answer, [queued.call for queued in self])
 
-    def single_calls(self) -> list[Group]:
-        """Create a group for each call."""
-        return [Group([queued]) for queued in self]
-
 
 Batch = list[Group]
 
@@ -175,7 +171,7 @@ def run_batch(
             _fail([group], error, state)
             continue
         if results is None:
-            failed += group.single_calls()
+            failed += [Group([queued]) for queued in group]
             continue
         for queued, result in zip(group, results, strict=True):
             _resolve(queued, result, state)

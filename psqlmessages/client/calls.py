@@ -166,11 +166,15 @@ def raise_for_error(answer: Any) -> dict[str, Any]:
     return answer
 
 
+# The errors of PostgreSQL if functions or tables are missing.
+NOT_INSTALLED: Final = (errors.InvalidSchemaName, errors.UndefinedFunction, errors.UndefinedTable)
+
+
 def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
     """Translate an error of psycopg to a MessagesError; return it unchanged if none fits."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
-    if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
+    if isinstance(error, NOT_INSTALLED):
         return NotInstalled(str(error).partition("\n")[0])
     # async.c implements NOTIFY. Neither the SQLSTATE nor the text identifies the error: other
     # errors have the same SQLSTATE, and the text depends on the server's language.

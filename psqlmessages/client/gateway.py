@@ -45,8 +45,9 @@ _LEAVE_FUNCTIONS: Final = {join: leave for leave, join in UNDOES.items()}
 class GatewayState(NodeState):
     """State of a gateway: that of a node, but with any number of registered nodes.
 
-    The local event ``reconnected`` is followed by an event for each registration that could not be
-    restored. ``Nodes`` is a list of the node; ``Err`` is the error, 56 if a retry may succeed.
+    If the connection is lost, the inbox gets the local event ``connection_lost``. After a reconnect
+    it gets ``reconnected``, and then an event for each registration that could not be restored:
+    ``Nodes`` is a list with the node, ``Err`` the error number (56: a retry may succeed).
     """
 
     def __init__(self, name: str, options: Options) -> None:
@@ -55,7 +56,7 @@ class GatewayState(NodeState):
         self.lock_budget = LockWaitBudget()
         self._restore_budget = LockWaitBudget()
         self.on_registration_changed: Callable[[str, str, str], None] | None = None
-        self._inbox_maximum = _INBOX_MAXIMUM_FACTOR * options.inbox_limit
+        self.inbox_maximum = _INBOX_MAXIMUM_FACTOR * options.inbox_limit
         self._failure_events: list[Notification] = []
         # Our connections that the server may still consider alive.
         self._backends: list[BackendInfo] = []
@@ -103,7 +104,13 @@ class GatewayState(NodeState):
         del self._backends[:-_MAX_BACKENDS]
         self._restore_budget = LockWaitBudget(max_wait=_RESTORE_SECONDS, burst=_RESTORE_SECONDS)
         if self.registration.idents:
-            yield from self._end_earlier_session()
+            try:
+                # This ends the lost session, so that its nodes can register again.
+                yield calls.evaluate()
+            except (MessagesError, psycopg.Error) as error:
+                if isinstance(error, MessagesError) and error.number is None:
+                    raise
+                self.log.warning("%s: housekeeping failed: %s", self.ident, error)
         for chunk in _chunks(self.registration.idents):
             init_many = partial(gateway_calls.init_or_deinit_many, "init")
             answers = yield from self._run_for_each(init_many, chunk, str)
@@ -111,15 +118,6 @@ class GatewayState(NodeState):
                 yield from self._on_init_answer(ident, answer)
         yield from self._restore_joins()
         del self._backends[:-1]
-
-    def _end_earlier_session(self) -> Calls[None]:
-        """Run housekeeping, which ends the lost session, so that its nodes can register again."""
-        try:
-            yield calls.evaluate()
-        except (MessagesError, psycopg.Error) as error:
-            if isinstance(error, MessagesError) and error.number is None:
-                raise
-            self.log.warning("%s: housekeeping failed: %s", self.ident, error)
 
     def _on_init_answer(self, ident: str, answer: Answer) -> Calls[None]:
         if answer["Err"] == "0":
@@ -211,9 +209,7 @@ class Gateway:
         options = options or Options()
         self._state = GatewayState(name, options)
         self._session = AsyncNodeSession(complete_conninfo(dsn, name), self._state, options)
-        # Received messages and events, oldest first. They include the local events
-        # ``connection_lost`` and ``reconnected``, and then an event for each registration that
-        # could not be restored.
+        # Received messages and events, oldest first. For the local events see GatewayState.
         self.inbox = self._state.inbox
         self._change_lock = asyncio.Lock()
         self._reconnect_seconds = options.reconnect_wait.total_seconds()

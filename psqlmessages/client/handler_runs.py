@@ -53,7 +53,10 @@ class HandlerRuns:
         return len(self.current) < options.concurrency and self._waiting_count < options.inbox_limit
 
     def begin(self, message: Message) -> HandlerRun | None:
-        """Create the run of a message; None without a handler, or behind a message with its key."""
+        """Create the run of a message.
+
+        Returns None if the message has no handler, or waits for a message with the same order key.
+        """
         if not self._handlers.must_handle(message):
             return None
         key = self._handlers.order_key(message)
@@ -173,7 +176,7 @@ class HandlerThreads:
         self._threads = DaemonThreadPool(state.options.concurrency, f"handlers of {state.ident}")
         # Ids of the threads in which `run` is active.
         self._receiver_ids: set[int] = set()
-        # An error of a handler that is no Exception, such as SystemExit.
+        # An error of a handler that is not an Exception, such as SystemExit.
         self.fatal_error: BaseException | None = None
 
     @property

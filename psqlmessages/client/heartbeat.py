@@ -1,7 +1,7 @@
 """Heartbeat: when to probe a connection, and when it is lost. No I/O, no clock.
 
 The first probe of a connection is a notification to the session's own channel; its arrival is the
-echo. After an echo, probes are queries. The intervals are in options.py.
+echo. After an echo, probes are queries.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class PendingCall:
 
     token: str
     callee: str
-    on_answer: Callable[[], object]
+    on_answer: Callable[[], object] = lambda: None
     deadline: float = inf
     seconds: float = inf
     extra_seconds: float = 0.0

@@ -28,7 +28,8 @@ class NodeBase(NodeHandlers):
     @property
     def is_healthy(self) -> bool:
         """Whether the node is connected, and no probe is overdue."""
-        return self._state.is_healthy(monotonic())
+        heartbeat = self._state.heartbeat
+        return heartbeat.is_connected and not heartbeat.is_overdue(monotonic())
 
     @property
     def counters(self) -> NodeCounters:

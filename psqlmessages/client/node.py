@@ -234,7 +234,7 @@ class Node(NodeBase):
     # RPC
 
     def call(self, node: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT) -> Any:
-        """Return a node's answer to a call; raise CallFailed for an error, CallTimeout for none."""
+        """Call a node and return its answer; raise CallFailed or CallTimeout."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
         pending = self._state.begin_call(node)

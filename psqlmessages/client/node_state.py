@@ -111,7 +111,7 @@ class NodeState:
         self.wait_lists = WaitLists(self.wakeups)
         self.channel = ""
         # The session disconnects if the inbox has more messages. Only a Gateway sets a limit.
-        self._inbox_maximum = inf
+        self.inbox_maximum = inf
         self.inbox: deque[Notification] = deque()
         self._headers = HeaderCache()
         self.backend: calls.BackendInfo | None = None
@@ -282,12 +282,12 @@ class NodeState:
 
     # Calls and their answers
 
-    def begin_call(
-        self, callee: str, on_answer: Callable[[], object] = lambda: None
-    ) -> PendingCall:
+    def begin_call(self, callee: str) -> PendingCall:
         """Create a pending call with a new token; ``callee`` is "" if a topic is called."""
         self._call_count += 1
-        pending = PendingCall(f"{self._token_prefix}{self._call_count}", callee, on_answer)
+        pending = PendingCall(f"{self._token_prefix}{self._call_count}", callee)
+        if self.is_stopped:
+            pending.fail(self.stopped_error("before the call"))
         self._pending[pending.token] = pending
         return pending
 
@@ -318,11 +318,6 @@ class NodeState:
         )
         return self.wakeups.mark_seen(topic)
 
-    @property
-    def has_pending_calls(self) -> bool:
-        """Whether any call is pending."""
-        return bool(self._pending)
-
     def next_body(self, pending: PendingCall) -> Steps[Any]:
         """Return the body of the oldest received answer; raise the error that came instead."""
         notification, text = yield from self._next_answer(pending)
@@ -345,9 +340,7 @@ class NodeState:
         notification = pending.answers.popleft()
         if isinstance(notification, MessagesError):
             raise notification
-        text = notification.text
-        if notification.is_large:
-            text = yield from fetch_text(notification, self)
+        text = yield from fetch_text(notification, self)
         if notification.header.get("Err", "0") != "0":
             raise error_for(
                 int(notification.header["Err"]), text or notification.header.get("Errstr", "")
@@ -361,7 +354,7 @@ class NodeState:
         set_up = partial(calls.set_up_session, synchronous_commit=self.options.synchronous_commit)
         backend: calls.BackendInfo | None = None
         acting = ""
-        for ident, joins in self.registration.calls_to_restore():
+        for ident in self.registration.idents:
             try:
                 if backend is None:
                     backend, self.channel = yield set_up(ident)
@@ -380,15 +373,15 @@ class NodeState:
                 self._drop_registration(ident, "init", ident, error)
                 continue
             acting = ident
-            yield from self._join_topics(ident, joins)
+            yield from self._join_topics(ident)
         if backend is None:
             backend, _ = yield set_up(None)
         if acting != self.registration.acting_node:
             yield calls.use(self.registration.acting_node)
         self.backend = backend
 
-    def _join_topics(self, ident: str, joins: list[Call[Any]]) -> Generator[Call[Any], Any, None]:
-        for call in joins:
+    def _join_topics(self, ident: str) -> Generator[Call[Any], Any, None]:
+        for call in self.registration.join_calls(ident):
             try:
                 yield call
             except MessagesError as error:
@@ -408,10 +401,6 @@ class NodeState:
     def deregister_calls(self) -> Iterator[Call[Any]]:
         """Yield the calls that deregister all nodes."""
         yield from map(calls.deinit, self.registration.idents)
-
-    def is_healthy(self, now: float) -> bool:
-        """Return whether there is a connection and no probe is overdue."""
-        return self.heartbeat.is_connected and not self.heartbeat.is_overdue(now)
 
     def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
         """Record a successful call."""
@@ -485,11 +474,6 @@ class NodeState:
         if not is_listening:
             raise ConnectionLost("its backend does not listen on the channel of the node")
         self.heartbeat.on_probe_answered(monotonic())
-
-    @property
-    def is_overrun(self) -> bool:
-        """Whether the inbox is so full that the session must disconnect."""
-        return len(self.inbox) > self._inbox_maximum
 
     def on_due_call_failed(self, error: object, now: float) -> None:
         """Record that housekeeping or a probe failed although the connection works."""

@@ -235,7 +235,7 @@ class QueuePoller:
         return self._state.heartbeat.is_connected and self._wait_list.is_first(self._waiter)
 
     def _wait(self) -> Wait:
-        """Create a step that waits until our turn begins or ends, or an attempt in it is due."""
+        """Create a step that waits until our turn begins or ends, or our next attempt is due."""
         was_our_turn = self._is_our_turn
 
         def is_ready() -> bool:
@@ -273,7 +273,8 @@ class QueuePoller:
 
     def _begin_listening(self) -> Steps[None]:
         wait_list = self._wait_list
-        connection_number, reason_count = wait_list.connection_number, wait_list.reason_count
+        connection_number = self._state.wakeups.connections
+        reason_count = wait_list.reason_count
         try:
             answer: ListenResult = yield self._listen
         except LockNotAvailable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
@@ -64,15 +64,9 @@ class Registration:
         if join in joins:
             joins[join] = event in JOIN_CALLS
 
-    def calls_to_restore(self) -> list[tuple[str, list[Call[Any]]]]:
-        """Return each node with the calls that restore its joins, in the order of registration."""
-        return [
-            (
-                ident,
-                [JOIN_CALLS[function](topic) for function, topic in self._active_joins(ident)],
-            )
-            for ident in self._nodes
-        ]
+    def join_calls(self, ident: str) -> list[Call[bool]]:
+        """Return the calls that restore the active joins of a node."""
+        return [JOIN_CALLS[function](topic) for function, topic in self._active_joins(ident)]
 
     def joins(self) -> list[tuple[str, str, str]]:
         """Return the active joins of all nodes as (ident, function, topic), ordered by topic."""

@@ -125,10 +125,6 @@ class ReadPosition(NamedTuple):
         # In UTC, because other zones repeat an hour in autumn, and Python compares local times.
         return ReadPosition(id_, max(published_at.astimezone(UTC), self.published_at))
 
-    def limit_to(self, id_: int) -> ReadPosition:
-        """Return this position, or the one at ``id_`` if that is earlier."""
-        return self._replace(id=min(id_, self.id))
-
 
 START: Final = ReadPosition(0, datetime.min.replace(tzinfo=UTC))
 

@@ -127,7 +127,9 @@ class SubscriptionReader:
 
     def acknowledge(self, message: StreamMessage | None = None) -> Steps[None]:
         """Acknowledge the messages that were returned, or those up to ``message``."""
-        last = self._position if message is None else self._position.limit_to(message.id)
+        last = self._position
+        if message is not None:
+            last = last._replace(id=min(message.id, last.id))
         count = sum(1 for id_ in self._unacknowledged if id_ <= last.id)
         if not count:
             return

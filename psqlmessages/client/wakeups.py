@@ -190,14 +190,9 @@ class WaitList:
             waiter.wake()
 
     @property
-    def connection_number(self) -> int:
-        """Number of the node's current connection."""
-        return self._wakeups.connections
-
-    @property
     def reason_count(self) -> int:
         """Number of reasons to try so far; a flag would lose a reason during an attempt."""
-        return self._notifications + self.connection_number
+        return self._notifications + self._wakeups.connections
 
     def on_notification(self, event: str) -> None:
         """Count a notification, and wake the first waiter."""
@@ -220,7 +215,8 @@ class WaitList:
 
     def is_listening(self, now: float) -> bool:
         """Return whether pushes notify this session."""
-        return self._listening_connection == self.connection_number and now < self._listen_again_at
+        is_current = self._listening_connection == self._wakeups.connections
+        return is_current and now < self._listen_again_at
 
     def must_listen(self, now: float) -> bool:
         """Return whether to call queue_listen before the next attempt."""

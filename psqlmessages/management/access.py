@@ -1,4 +1,4 @@
-"""Commands allow, deny and token: permissions of nodes, and API tokens of users."""
+"""Commands allow, deny and token: permissions of nodes, and tokens of users."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 from django.contrib.auth import get_user_model
 
 from psqlmessages.cli.output import CliCommand, fail, positive
+from psqlmessages.relay import auth as relay_auth
 from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
 
 _MAX_DAYS = 3650
@@ -46,6 +47,11 @@ def _configure_token(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--days", type=_parse_days, default=30.0, help="days that the token is valid (default: 30)"
     )
+    parser.add_argument(
+        "--websocket",
+        action="store_true",
+        help="print a token for WebSockets, which the REST API does not accept",
+    )
 
 
 def _allow(arguments: Namespace) -> int:
@@ -69,11 +75,11 @@ def _deny(arguments: Namespace) -> int:
 
 
 def _token(arguments: Namespace) -> int:
-    """Print a token of the REST API; fail if the user does not exist or is not active."""
+    """Print a token; fail if the user does not exist or is not active."""
     try:
-        from psqlmessages.rest.auth import token_for
+        from psqlmessages.rest import auth as rest_auth
     except ImportError:
-        return fail("the REST API is not installed: pip install 'psqlmessages[web]'")
+        return fail("REST and WebSockets are not installed: pip install 'psqlmessages[web]'")
     users = get_user_model()
     try:
         user = users._default_manager.get_by_natural_key(arguments.user)
@@ -81,6 +87,7 @@ def _token(arguments: Namespace) -> int:
         return fail(f"there is no user {arguments.user!r}")
     if not user.is_active:
         return fail(f"the user {arguments.user!r} is not active")
+    token_for = relay_auth.token_for if arguments.websocket else rest_auth.token_for
     print(token_for(user, timedelta(days=arguments.days)))
     return 0
 
@@ -108,5 +115,8 @@ ALLOW = CliCommand(
 )
 DENY = CliCommand("deny", "remove a permission of a node", _add_rule_arguments, _deny)
 TOKEN = CliCommand(
-    "token", "print a token with which a user calls the REST API", _configure_token, _token
+    "token",
+    "print a token with which a program calls the REST API or opens WebSockets as a user",
+    _configure_token,
+    _token,
 )

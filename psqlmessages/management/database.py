@@ -35,8 +35,7 @@ def _prune(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps({**counts, "removed_windows": removed_windows}))
     else:
-        windows = f"{removed_windows:,} traffic window{'' if removed_windows == 1 else 's'}"
-        print(f"{prune.format_counts(counts)}; removed {windows}")
+        print(f"{prune.format_counts(counts)}; removed traffic windows: {removed_windows:,}")
     return 0
 
 
@@ -48,7 +47,5 @@ INSTALL = CliCommand(
     _install,
 )
 PRUNE = replace(
-    prune.COMMAND,
-    help=f"{prune.COMMAND.help}; also remove old traffic windows",
-    run=_prune,
+    prune.COMMAND, help=f"{prune.COMMAND.help}; also remove old traffic windows", run=_prune
 )

@@ -6,8 +6,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from django.db import DatabaseError
-
 from psqlmessages.cli.output import CliCommand, fail, one_line, read_input
 from psqlmessages.rules import changes, document
 
@@ -37,10 +35,6 @@ def run(arguments: Namespace) -> int:
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
         return fail(*error.errors)
-    return _import(wanted, arguments)
-
-
-def _import(wanted: document.Definitions, arguments: Namespace) -> int:
     current = changes.read_current(arguments.database)
     difference = changes.difference(current, wanted, is_replacing=arguments.replace)
     for line in difference.lines():
@@ -50,8 +44,6 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
             changes.apply(difference, changes.fingerprint(current), arguments.database)
         except changes.DefinitionsChanged:
             return fail("the rules or web identities have changed during the import: run it again")
-        except DatabaseError as error:
-            return fail(str(error).strip())
     print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     return 0
 

@@ -17,16 +17,19 @@ from psqlmessages.handler_registry import EVERY_NODE, registry
 _COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 
 # Whether a rule matches all parameters. An empty parameter matches every rule. The parameter mode
-# is a regular expression. The ident and dest of a rule may be patterns, which end in *.
+# is a regular expression. The ident and dest, of rules and parameters, may be patterns, which end
+# in *. Two of them match if there is a name for both: one begins with the other without its *.
 _HAS_RULE = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_auth AS a
         WHERE (%(type)s = '' OR a.type = %(type)s) AND (%(mode)s = '' OR a.mode ~ %(mode)s)
-          AND (%(ident)s = '' OR a.ident = %(ident)s
-              OR right(a.ident, 1) = '*' AND %(ident)s ^@ left(a.ident, -1))
-          AND (%(dest)s = '' OR a.dest = %(dest)s
-              OR right(a.dest, 1) = '*' AND %(dest)s ^@ left(a.dest, -1))
           AND (%(role)s = '' OR a.role = %(role)s)
+          AND NOT EXISTS (
+              SELECT FROM (VALUES (a.ident, %(ident)s), (a.dest, %(dest)s)) AS n (ours, wanted)
+              WHERE n.ours <> n.wanted
+                AND NOT (n.ours LIKE '%%*' AND n.wanted ^@ left(n.ours, -1))
+                AND NOT (n.wanted LIKE '%%*' AND n.ours ^@ left(n.wanted, -1))
+          )
     )
 """
 
@@ -36,7 +39,7 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
     findings: list[Finding] = []
 
     def require_rule(problem: str, allow_arguments: str, **columns: str) -> None:
-        columns = {"ident": "", "type": "", "dest": "", "mode": "", "role": ""} | columns
+        columns = {"ident": "*", "type": "", "dest": "*", "mode": "", "role": ""} | columns
         if not context.connection.execute(_HAS_RULE, columns).fetchall()[0][0]:
             fix = f"python manage.py psqlmessages allow {allow_arguments}"
             findings.append(wrong(problem, why_denied(fix), fix))
@@ -51,17 +54,18 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
         receiver = "" if handler.node == EVERY_NODE else handler.node
         purpose = f"for the handler {handler.name}"
         if handler.topic:
+            # A rule for one topic or node of a pattern is enough.
             require_rule(
                 f"no rule lets {receiver or 'any node'} receive {handler.topic}, {purpose}",
                 f"{shlex.quote(receiver or node or 'NODE')} R Topic {shlex.quote(handler.topic)}",
-                ident=receiver, type="Topic", dest=handler.topic, mode="R|O",
+                ident=handler.node, type="Topic", dest=handler.topic, mode="R|O",
             )  # fmt: skip
         else:
             # `call` of psqlmessages.django adds a suffix to NODE, so the rule needs a pattern.
             caller, callee = f"{node}.*" if node else "CALLER", receiver or node or "NODE"
             require_rule(
                 f"no rule lets any node call {receiver or 'a node'}, {purpose}",
-                f"{shlex.quote(caller)} W Rpc {shlex.quote(callee)}", type="Rpc", dest=receiver,
+                f"{shlex.quote(caller)} W Rpc {shlex.quote(callee)}", type="Rpc", dest=handler.node,
             )  # fmt: skip
     yield from findings or [ok("the node and the handlers have their rules")]
 

@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-import psycopg
-from django.db import DatabaseError
 from django.db.models import Count
 
 from psqlmessages.cli.output import (
@@ -52,15 +50,17 @@ def list_exchanges(arguments: Namespace) -> int:
     if not rows:
         print("no exchanges")
         return 0
-    counts, workers = count_outcomes(rows, arguments.database), _count_workers(arguments.database)
-    missing = read_missing_rules(arguments.database)
+    using = arguments.database
+    counts, missing = count_outcomes(rows, using), read_missing_rules(using)
+    live = ExchangeCount.objects.using(using).filter(has_live_worker()).values_list("exchange")
+    processes = Counter(dict(live.annotate(Count("worker", distinct=True))))
     lines = []
     for row in rows:
         definition = repository.to_definition(row)
         cells = (
             definition.name,
             format_state(is_running=row.is_running, is_blocked=row.pk in missing),
-            str(workers[row.pk]),
+            str(processes[row.pk]),
             str(definition.source),
             ", ".join(map(str, definition.destinations)),
             *(f"{counts[row.pk, outcome]:,}" for outcome in ELEMENT_OUTCOMES),
@@ -72,12 +72,6 @@ def list_exchanges(arguments: Namespace) -> int:
         for rule in missing.get(row.pk, ()):
             print(one_line(f"{row.name} is blocked: missing rule in {rule}"))
     return 0
-
-
-def _count_workers(using: str) -> Counter[int]:
-    """Count the processes that run each exchange, by their recent heartbeats."""
-    alive = ExchangeCount.objects.using(using).filter(has_live_worker())
-    return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
 
 
 # exchange load: print and apply the changes, and report missing rules and cycles.
@@ -93,8 +87,18 @@ def load(arguments: Namespace) -> int:
     difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
     for line in difference.describe():
         print(one_line(line))
-    if not arguments.dry_run and not _apply(difference, repository.fingerprint(current), arguments):
-        return 1
+    if not arguments.dry_run:
+        try:
+            added = repository.apply(
+                difference,
+                repository.fingerprint(current),
+                arguments.database,
+                with_rules=arguments.with_rules,
+            )
+        except repository.ExchangesChanged:
+            return fail("the exchanges have changed during the load: run it again")
+        for rule in added:
+            print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
     print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     all_exchanges = list(wanted)
     if not arguments.replace_all:
@@ -103,33 +107,6 @@ def load(arguments: Namespace) -> int:
     for line in _describe_problems(wanted, all_exchanges, arguments.database):
         print(one_line(line), file=sys.stderr)
     return 0
-
-
-def _apply(
-    difference: repository.ExchangeDifference, expected_fingerprint: str, arguments: Namespace
-) -> bool:
-    """Apply a difference and print the added rules; after an error, print it and return False."""
-    try:
-        added = repository.apply(
-            difference, expected_fingerprint, arguments.database, with_rules=arguments.with_rules
-        )
-    except repository.ExchangesChanged:
-        fail("the exchanges have changed during the load: run it again")
-        return False
-    except DatabaseError as error:
-        fail(_error_text(error))
-        return False
-    for rule in added:
-        print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
-    return True
-
-
-def _error_text(error: DatabaseError) -> str:
-    """Return PostgreSQL's message and hint, or else the text of the error."""
-    cause = error.__cause__
-    if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
-        return str(error).strip()
-    return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()
 
 
 def _describe_problems(

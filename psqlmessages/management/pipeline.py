@@ -73,6 +73,11 @@ def add_streaming_arguments(
     )
 
 
+def split_names(text: str) -> list[str]:
+    """Split names at commas; spaces around them are no part of them."""
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
 def run(arguments: Namespace) -> int:
     """Run the chosen job; raise JobFailed after an error of Spark."""
     if find_spec("pyspark") is None:
@@ -110,19 +115,14 @@ class JobContext:
             if connections[alias].vendor == "postgresql":
                 os.environ[dsn_variable(alias)] = direct_dsn(alias)
         os.environ[DSN_VARIABLE] = direct_dsn(self._using)
-        PipelineJob.objects.using(self._using).update_or_create(
-            name=self.name,
-            defaults={
-                "state": PipelineJob.State.STARTING,
-                "started_at": Now(),
-                "seen_at": Now(),
-                "last_batch": -1,
-                "last_batch_at": None,
-                "rows": 0,
-                "rows_per_second": 0.0,
-                "lag_seconds": None,
-                "error": "",
-            },
+        # Reset all fields of an existing row to their defaults.
+        PipelineJob.objects.using(self._using).bulk_create(
+            [PipelineJob(name=self.name, state=PipelineJob.State.STARTING)],
+            update_conflicts=True,
+            unique_fields=["name"],
+            update_fields=[
+                field.name for field in PipelineJob._meta.fields if field.name not in ("id", "name")
+            ],
         )
         return self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from uuid import uuid4
 
 from psqlmessages import archive_marks
 from psqlmessages.cli.output import (
-    AddCommand,
     CliCommand,
     one_line,
     run_subcommand,
@@ -28,39 +26,6 @@ if TYPE_CHECKING:
 
 
 # pipeline archive verify, replay, compact: commands for an existing archive.
-
-
-def _add_maintenance_commands(add: AddCommand) -> None:
-    _add_folder(add("compact", _compact, "merge small files of each topic and day"))
-    verify = add("verify", _verify, "compare archived messages with those still in the stream")
-    _add_folder(verify)
-    topics_help = "the topics, separated by commas (default: all)"
-    verify.add_argument("--topic", metavar="NAMES", help=topics_help)
-    replay = add("replay", _replay, "publish a range of an archived topic again")
-    _add_folder(replay)
-    replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
-    for option, position in (("--from", "first"), ("--until", "last")):
-        replay.add_argument(
-            option,
-            dest=position,
-            type=_parse_id_or_time,
-            metavar="ID|TIME",
-            help=f"the {position} message: id, or time in ISO 8601 (without a zone: local time)",
-        )
-    replay.add_argument(
-        "--as-topic", metavar="NAME", help="the topic to publish to (default: the archived topic)"
-    )
-    replay.add_argument(
-        "--as",
-        dest="node",
-        metavar="IDENT",
-        default="pipeline.archive",
-        help="the node that publishes (default: pipeline.archive)",
-    )
-    replay.add_argument(
-        "--name",
-        help="name of the replay; needed to continue it after an interruption (default: random)",
-    )
 
 
 def _archive_folder(arguments: Namespace) -> str:
@@ -102,7 +67,7 @@ def _verify(arguments: Namespace) -> int:
 
     are_equal, has_compared = True, False
     with _open_archive("verify", arguments) as (_, archive):
-        names = arguments.topic.split(",") if arguments.topic else None
+        names = pipeline.split_names(arguments.topic or "") or None
         for comparison in verify_module.verify(archive, names):
             has_compared = True
             are_equal = are_equal and comparison.is_equal
@@ -165,7 +130,36 @@ def _configure(parser: ArgumentParser) -> None:
     pipeline.add_streaming_arguments(parser, _DEFAULT_CHECKPOINT, "10 seconds")
     parser.set_defaults(subcommand=_archive)
     add = subcommands(parser, is_required=False)
-    _add_maintenance_commands(add)
+    _add_folder(add("compact", _compact, "merge small files of each topic and day"))
+    verify = add("verify", _verify, "compare archived messages with those still in the stream")
+    _add_folder(verify)
+    topics_help = "the topics, separated by commas (default: all)"
+    verify.add_argument("--topic", metavar="NAMES", help=topics_help)
+    replay = add("replay", _replay, "publish a range of an archived topic again")
+    _add_folder(replay)
+    replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
+    for option, position in (("--from", "first"), ("--until", "last")):
+        replay.add_argument(
+            option,
+            dest=position,
+            type=_parse_id_or_time,
+            metavar="ID|TIME",
+            help=f"the {position} message: id, or time in ISO 8601 (without a zone: local time)",
+        )
+    replay.add_argument(
+        "--as-topic", metavar="NAME", help="the topic to publish to (default: the archived topic)"
+    )
+    replay.add_argument(
+        "--as",
+        dest="node",
+        metavar="IDENT",
+        default="pipeline.archive",
+        help="the node that publishes (default: pipeline.archive)",
+    )
+    replay.add_argument(
+        "--name",
+        help="name of the replay; needed to continue it after an interruption (default: random)",
+    )
     for name, function, help_ in (
         ("mark", _mark, "archive a topic; its messages stay in the stream until they are archived"),
         ("unmark", _unmark, "stop archiving a topic"),
@@ -188,7 +182,7 @@ def _archive(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 
     root = _archive_folder(arguments)
-    names = tuple(name for name in (arguments.topic or "").split(",") if name)
+    names = tuple(pipeline.split_names(arguments.topic or ""))
     with pipeline.JobContext(COMMAND.name, arguments) as context:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:
@@ -252,7 +246,7 @@ def _unmark(arguments: Namespace) -> int:
 
 def _marks(arguments: Namespace) -> int:
     for topic in archive_marks.list_marked(arguments.database):
-        sys.stdout.write(f"{one_line(topic)}\n")
+        print(one_line(topic))
     return 0
 
 

@@ -12,13 +12,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from django.db import (
-    DEFAULT_DB_ALIAS,
-    DatabaseError,
-    InterfaceError,
-    OperationalError,
-    connections,
-)
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError, connections
 from django.db.models.functions import Now
 
 from psqlmessages.cli.output import CliCommand, fail, one_line, positive
@@ -252,39 +246,34 @@ def _configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Run until Ctrl-C, until the exchange is deleted, or with --once until its queue is empty."""
+    from psqlmessages.pipeline.exchange.driver import SparkExchanges
+
     name = arguments.name
     if not Exchange.objects.using(arguments.database).filter(name=name).exists():
         return fail(f"there is no exchange {name}")
     with JobContext(f"exchange {name}", arguments) as context:
         # The namespace "default" is Django's alias "default", even with another --database.
         os.environ["PSQLMESSAGES_DSN"] = direct_dsn(DEFAULT_DB_ALIAS)
-        _follow(context)
-    return 0
-
-
-def _follow(context: JobContext) -> None:
-    from psqlmessages.pipeline.exchange.driver import SparkExchanges
-
-    arguments = context.arguments
-    state = SparkExchangeState(arguments.name, arguments.database)
-    exchanges = SparkExchanges(
-        context.spark,
-        state.add_counts,
-        tasks=arguments.tasks,
-        span=arguments.span,
-        modules=arguments.module,
-    )
-    sync = DefinitionSync(arguments.name, state, exchanges, context.say)
-    sync.apply_definition()
-    query = exchanges.start(once=arguments.once)
-    sync.start()
-    try:
-        context.follow(
-            query, state.lag, count_rows=lambda batch: state.element_count(int(batch.batchId))
+        state = SparkExchangeState(name, arguments.database)
+        exchanges = SparkExchanges(
+            context.spark,
+            state.add_counts,
+            tasks=arguments.tasks,
+            span=arguments.span,
+            modules=arguments.module,
         )
-    finally:
-        sync.close()
-    context.say(f"stopped: {state.counter_store.summary()}")
+        sync = DefinitionSync(name, state, exchanges, context.say)
+        sync.apply_definition()
+        query = exchanges.start(once=arguments.once)
+        sync.start()
+        try:
+            context.follow(
+                query, state.lag, count_rows=lambda batch: state.element_count(int(batch.batchId))
+            )
+        finally:
+            sync.close()
+        context.say(f"stopped: {state.counter_store.summary()}")
+    return 0
 
 
 COMMAND = CliCommand("exchange", "run an exchange on Spark, until Ctrl-C", _configure, run)

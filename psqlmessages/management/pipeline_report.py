@@ -9,15 +9,15 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from django.db import connections
 from django.db.models import Min
 
 from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.exchanges.store import repository
-from psqlmessages.management.pipeline import JobContext
-from psqlmessages.models import Exchange, ExchangeCount, Traffic
+from psqlmessages.management.pipeline import JobContext, split_names
+from psqlmessages.models import ExchangeCount, Traffic
 from psqlmessages.pipeline.report import contents, html
 from psqlmessages.pipeline.report.contents import (
     CHART_TOPICS,
@@ -181,10 +181,20 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
     if window is None:
         return None
     step = period.step(window)
-    parameters = {**period._asdict(), "window": window, "step": step, **_split_topics(topics)}
+    topic_names = split_names(topics)
+    parameters = {
+        **period._asdict(),
+        "window": window,
+        "step": step,
+        "names": [name for name in topic_names if not name.endswith("*")],
+        "prefixes": [name[:-1] for name in topic_names if name.endswith("*")],
+    }
     with connections[using].cursor() as cursor:
         cursor.execute(_SUMS, parameters)
-        amounts = {key: _to_statistics(*row) for key, *row in cursor.fetchall()}
+        amounts = {
+            key: TrafficStatistics(count, size, tuple(by["size"]), tuple(by["latency"]))
+            for key, count, size, by in cursor.fetchall()
+        }
         by_kind = {
             kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
             for kind in "ats"
@@ -208,7 +218,7 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
 
 
 def _read_flows(using: str) -> list[ExchangeFlow]:
-    """Read the exchanges with their counters, which begin with the creation of each exchange."""
+    """Read the exchanges with their counters, which count since each exchange was created."""
     outcomes: dict[int, Counter[str]] = defaultdict(Counter)
     copies: dict[int, Counter[int]] = defaultdict(Counter)
     for row in ExchangeCount.objects.using(using):
@@ -217,7 +227,19 @@ def _read_flows(using: str) -> list[ExchangeFlow]:
         else:
             outcomes[row.exchange_id][row.outcome] += row.count
     return [
-        _to_flow(exchange, outcomes[exchange.pk], copies[exchange.pk])
+        ExchangeFlow(
+            exchange.name,
+            (exchange.source_namespace, exchange.source_queue),
+            [
+                {
+                    "to": (each.namespace, each.queue),
+                    "selector": each.selector,
+                    "copies": copies[exchange.pk][each.position],
+                }
+                for each in exchange.destinations.all()
+            ],
+            dict(outcomes[exchange.pk]),
+        )
         for exchange in repository.rows(using)
     ]
 
@@ -249,38 +271,10 @@ def _choose_window_length(period: Period, using: str) -> int | None:
     if not oldest:
         return None
     earliest = min(oldest.values())
-    # A length covers the period if its data begin at most one window after those of all lengths.
+    # A length covers the period if its data begin at most one window after the earliest data.
     covering = [window for window, first in oldest.items() if first <= earliest + window]
     few_enough = [window for window in covering if period.seconds / window <= _MAX_WINDOWS]
     return min(few_enough) if few_enough else max(covering)
-
-
-def _split_topics(topics: str) -> dict[str, list[str]]:
-    topic_names = [name.strip() for name in topics.split(",") if name.strip()]
-    return {
-        "names": [name for name in topic_names if not name.endswith("*")],
-        "prefixes": [name[:-1] for name in topic_names if name.endswith("*")],
-    }
-
-
-def _to_statistics(count: int, size: int, percentiles: dict[str, Any]) -> TrafficStatistics:
-    return TrafficStatistics(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
-
-
-def _to_flow(exchange: Exchange, outcomes: Counter[str], copies: Counter[int]) -> ExchangeFlow:
-    return ExchangeFlow(
-        exchange.name,
-        (exchange.source_namespace, exchange.source_queue),
-        [
-            {
-                "to": (each.namespace, each.queue),
-                "selector": each.selector,
-                "copies": copies[each.position],
-            }
-            for each in exchange.destinations.all()
-        ],
-        dict(outcomes),
-    )
 
 
 COMMAND = CliCommand(

@@ -12,7 +12,7 @@ from django.db import InterfaceError, OperationalError
 
 from psqlmessages import traffic_windows
 from psqlmessages.cli.output import CliCommand, duration, positive
-from psqlmessages.management.pipeline import JobContext, add_streaming_arguments
+from psqlmessages.management.pipeline import JobContext, add_streaming_arguments, split_names
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.job_runner import JobProgress
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 CHECKPOINT: Final = ".pipeline/traffic"
 
 _PRUNE_SECONDS: Final = 10 * 60
-_RULE: Final = (
-    "a rule for all topics: INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-    " VALUES (current_user, 'pipeline.*', 'Topic', '*', 'R', 10)"
-)
 
 
 def _configure(parser: ArgumentParser) -> None:
@@ -77,7 +73,7 @@ def run(arguments: Namespace) -> int:
                 "failOnDataLoss": str(not arguments.allow_gaps).lower(),
             },
         )
-        lag = Lag(query, traffic.CLIENT, _topic_names(arguments))
+        lag = Lag(query, traffic.CLIENT, split_names(arguments.topic))
         try:
             context.follow(query, lag, record=_make_recorder(context))
         finally:
@@ -104,10 +100,6 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
     return record
 
 
-def _topic_names(arguments: Namespace) -> list[str]:
-    return [name.strip() for name in arguments.topic.split(",")]
-
-
 def _print_topics(context: JobContext) -> None:
     """Print the number of topics. Fails before Spark starts if a topic may not be read."""
     from psqlmessages.pipeline import offsets, traffic
@@ -115,11 +107,15 @@ def _print_topics(context: JobContext) -> None:
 
     arguments = context.arguments
     with closing(Database({})) as database:
-        topics = offsets.read_watermarks(database, traffic.CLIENT, _topic_names(arguments)).topics
+        names = split_names(arguments.topic)
+        topics = offsets.read_watermarks(database, traffic.CLIENT, names).topics
     number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
     context.say(f"reading {number} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not topics:
-        context.say(f"no rule lets {traffic.CLIENT} read any topic. Add {_RULE}")
+        context.say(
+            f"no rule lets {traffic.CLIENT} read any topic. For all topics: python manage.py"
+            f" psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic '*'"
+        )
 
 
 COMMAND = CliCommand(

@@ -55,7 +55,7 @@ def run(arguments: Namespace) -> int:
         progress.say(
             f"stopped: {counters.failures:,} failed calls of handlers, {counters.dropped:,} not"
             f" begun, {counters.stuck:,} stuck; {counters.given_up:,} messages given up,"
-            f" {counters.unhandled:,} without a handler"
+            f" {counters.unhandled:,} without a handler, {counters.unanswered:,} answers not sent"
         )
     return 0
 

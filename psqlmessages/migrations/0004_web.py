@@ -1,4 +1,4 @@
-"""Who may see the monitor, and which web user may act as which node."""
+"""Permissions to view the monitor, and the nodes that web users may act as."""
 
 import django.db.models.deletion
 from django.conf import settings

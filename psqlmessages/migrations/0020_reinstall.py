@@ -1,4 +1,4 @@
-"""Install push with other types, and the removal of queues that were only waited for."""
+"""Install the overloads of push, and the removal of unused queues."""
 
 from typing import ClassVar
 

@@ -152,7 +152,7 @@ class ExchangeCount(models.Model):
     ``seconds`` is the sum of durations, ``buckets`` their histogram, and ``seen_at`` the worker's
     last heartbeat. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
     failures of one destination, whose position is ``destination``. For all other outcomes
-    ``destination`` is -1. The row of outcome ``ok`` has the rules that the worker lacks.
+    ``destination`` is -1. The row of outcome ``ok`` also has the rules that the worker lacks.
     """
 
     class Outcome(models.TextChoices):

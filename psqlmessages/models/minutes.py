@@ -10,7 +10,7 @@ from psqlmessages.models.names import NameField
 class TopicMinute(models.Model):
     """Messages to a topic in a minute.
 
-    The busiest topics with messages have a row each. The row with topic "" has the sums of others.
+    Each of the busiest topics has a row; the row with topic "" has the sums of all others.
     """
 
     topic = NameField()
@@ -72,7 +72,7 @@ class HistoryPeriod(models.Model):
 
 
 class RefusedCall(models.Model):
-    """Refused calls of a node that need the same rule, as counted by the calling processes.
+    """Calls of a node that were refused because one rule is missing.
 
     ``type``, ``dest`` and ``mode`` are "" if the error did not name them. If there are too many
     missing rules, the row with ident "" counts the remaining calls. After an hour without such a

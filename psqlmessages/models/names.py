@@ -1,4 +1,4 @@
-"""Names and their fields. Collation C compares bytes, so an index finds names by prefix."""
+"""Names of nodes, topics, queues and roles: checks, patterns, display, and model fields."""
 
 import re
 from typing import Any, Final
@@ -36,8 +36,8 @@ def isolate(name: object | None) -> str:
     text = "" if name is None else str(name)
     if not (controls := _DIRECTION_CONTROLS.findall(text)):
         return text
-    # Each U+2069 in the text ends an isolate, so begin as many more. Then end all that may be open:
-    # one for each control is enough, and surplus ends have no effect.
+    # Each U+2069 in the text ends an isolate, so begin one more isolate for each. Then end all that
+    # may be open: one U+2069 for each control is enough, and surplus ones have no effect.
     begins = 1 + controls.count(_END_OF_ISOLATE)
     return _ISOLATE * begins + text + _END_OF_ISOLATE * (begins + len(controls))
 
@@ -50,7 +50,7 @@ def patterns(name: str) -> list[str]:
 
 
 class NameField(models.CharField):
-    """A node, topic or queue name: at most 100 characters."""
+    """A name of at most 100 characters. With collation C, an index finds names by prefix."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"max_length": NAME_CHARACTERS, "db_collation": "C", **kwargs})

@@ -33,7 +33,7 @@ class Session(models.Model):
 
 
 class Client(models.Model):
-    """The registration of a node. A node that connects again gets a new row."""
+    """A registered node. A node that registers again gets a new row."""
 
     session = models.ForeignKey(Session, models.DO_NOTHING, related_name="clients")
     ident = NameField()
@@ -49,9 +49,6 @@ class Client(models.Model):
 
     def __str__(self) -> str:
         return isolate(self.ident)
-
-
-# Topics, their senders and listeners, and observers.
 
 
 class Topic(models.Model):
@@ -151,11 +148,8 @@ class Observation(models.Model):
         return f"{self.client} observes {self.pattern}"
 
 
-# Large bodies: stored until their timeout, because they exceed the NOTIFY limit.
-
-
 class Body(models.Model):
-    """A large body for the listeners of a topic, or for one node (an RPC request or answer).
+    """A body over the NOTIFY limit, for the listeners of a topic, or for one node (an RPC).
 
     ``sql/50_large_bodies.sql`` creates the table with unlogged partitions, emptied in turn.
     """

@@ -22,8 +22,8 @@ class RuleManager(models.Manager["Auth"]):
 class Auth(models.Model):
     """A rule. If several rules match, all their modes are allowed, with the longest timeout.
 
-    Triggers apply a change of rules to connected nodes in the same transaction. Rows that another
-    transaction has locked follow in housekeeping. In psql, use the view ``messages.auth``.
+    Triggers apply a change of rules to connected nodes in the same transaction; housekeeping later
+    updates rows that another transaction has locked. In psql, use the view ``messages.auth``.
     """
 
     class Type(models.TextChoices):
@@ -104,9 +104,6 @@ class Auth(models.Model):
 def database() -> str:
     """Return the alias of the database that holds the rules."""
     return router.db_for_write(Auth)
-
-
-# Web identities: the nodes that a web user may act as.
 
 
 class WebIdentity(models.Model):

@@ -26,6 +26,7 @@ from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json
 
 OPERATE_QUEUES: Final = "psqlmessages.operate_queues"
 OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
+RULE_FIELDS: Final = ("role", "ident", "type", "dest", "mode")
 
 _LOCK_TIMEOUT: Final = "10s"
 _CONFIRMED: Final = "confirmed"
@@ -42,7 +43,8 @@ class Action(Generic[Target]):
     ``describe`` returns sentences about what the action will affect, with numbers and names. It may
     change the posted fields: the confirmation posts the changed fields. ``run`` returns a sentence
     for the log about what the action did. Both raise ValidationError if a field is wrong, and
-    MessagesError if a call fails, for instance because a rule is missing.
+    MessagesError if a call fails, for instance because a rule is missing. ``is_addition``: ``run``
+    saves ``target``, which is a new object.
     """
 
     label: Any
@@ -50,14 +52,15 @@ class Action(Generic[Target]):
     describe: Callable[[Target, Fields], Sequence[str]]
     run: Callable[[Target, Fields], str]
     is_destructive: bool = False
+    is_addition: bool = False
 
 
 def perform(
     request: HttpRequest, action: Action[Target], target: Target, back_url: str, **overrides: str
 ) -> HttpResponse:
-    """Ask for a confirmation; if the user has confirmed, run the action, and redirect.
+    """Show a page that asks for confirmation; once confirmed, run the action and redirect.
 
-    ``overrides`` replace posted fields. An error is shown in place of the confirmation.
+    ``overrides`` replace posted fields. If there is an error, the page shows it instead.
     """
     if not request.user.has_perm(action.permission):
         return forbidden(request, action.permission)
@@ -65,12 +68,7 @@ def perform(
     is_confirmed = bool(fields.pop(_CONFIRMED, None))
     fields.pop("csrfmiddlewaretoken", None)
     fields.update({name: [value] for name, value in overrides.items()})
-    context = {
-        **common_context(request),
-        "action": action,
-        "target": target,
-        "back_url": back_url,
-    }
+    context = {**common_context(request), "action": action, "target": target, "back_url": back_url}
     try:
         with transaction.atomic(using=database()):
             if not is_confirmed:
@@ -81,15 +79,26 @@ def perform(
                 return render(request, "psqlmessages/monitor/action.html", context)
             fetch("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT], database())
             text = action.run(target, fields)
-            log_action(request, target, text)
+            _log_action(request, target, text, is_addition=action.is_addition)
     except (MessagesError, ImproperlyConfigured, DatabaseError) as error:
         context["errors"] = [_("Nothing was changed."), str(error).strip()]
+        context["rule"] = missing_rule(error, back_url)
     except ValidationError as error:
         context["errors"] = error.messages
     else:
         messages.success(request, text, fail_silently=True)
         return redirect(back_url)
     return render(request, "psqlmessages/monitor/action.html", context, status=400)
+
+
+def missing_rule(error: Exception, back_url: str) -> dict[str, str]:
+    """Return the fields of a form that adds the rule that a refused call lacks; {} if unknown."""
+    if isinstance(error, MessagesError):
+        for rule in error.missing_rules():
+            # Other rules may have placeholders.
+            if rule[1] == error.caller.ident:
+                return {**dict(zip(RULE_FIELDS, rule, strict=True)), "back": back_url}
+    return {}
 
 
 def field_value(fields: Fields, name: str) -> str:
@@ -134,9 +143,7 @@ def parse_time(text: str) -> datetime:
     return make_aware(at) if is_naive(at) else at
 
 
-def log_action(
-    request: HttpRequest, target: Model, text: str, *, is_addition: bool = False
-) -> None:
+def _log_action(request: HttpRequest, target: Model, text: str, *, is_addition: bool) -> None:
     """Add an entry to the history of an object, if the project uses the admin."""
     if not apps.is_installed("django.contrib.admin"):
         return

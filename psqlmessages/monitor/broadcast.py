@@ -6,12 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.monitor.history import (
-    HISTORY_SECONDS,
-    RATE_SECONDS,
-    MessageRecord,
-    TopicHistory,
-)
+from psqlmessages.monitor.history import HISTORY_SECONDS, RATE_SECONDS, MessageRecord, TopicHistory
 from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.queries import MAX_RULES, RuleRow
 from psqlmessages.monitor.status import UNREACHABLE
@@ -101,8 +96,9 @@ class Broadcast:
         self._changed_topics.update((topic.name, topic) for topic in changed)
         if is_new_second:
             # Rates of recently active topics change even if no message arrives.
-            active = history.topics_since(now - RATE_SECONDS - 2)
-            self._changed_topics.update((topic.name, topic) for topic in active)
+            since = now - RATE_SECONDS - 2
+            active = {name: t for name, t in history.topics.items() if t.last_at >= since}
+            self._changed_topics.update(active)
 
     def _encode_lists(self, second: int, *, sends_rows: bool) -> dict[TopicQuery, str]:
         """Encode the changes of the viewed pages of the list of topics."""
@@ -120,7 +116,8 @@ class Broadcast:
                 if name in topics and (name in new or name in changed)
             ]
             is_changed = query in pages and page != sent
-            lists[query] = to_json({"topics": rows, **_list_json(query, page, is_changed)})
+            shown = _list_json(query, page) if is_changed else {}
+            lists[query] = to_json({"topics": rows, **shown})
         if sends_rows:
             self._changed_topics = {}
         self._sent_pages = dict(pages)
@@ -144,12 +141,8 @@ class Broadcast:
                 continue
             key = (viewer.topic, viewer.access.can_view_bodies)
             if key not in details:
-                details[key] = self._encode_topic(
-                    *key,
-                    second,
-                    after=self._sent_number,
-                    seconds=range(self._first_unsent_second, second),
-                )
+                after, seconds = self._sent_number, range(self._first_unsent_second, second)
+                details[key] = self._encode_topic(*key, second, after, seconds)
         return details
 
     # Snapshots
@@ -172,7 +165,7 @@ class Broadcast:
                 for name in page.names
                 if name in history.topics
             ]
-            shown = _list_json(viewer.query, page, viewer.query in pages)
+            shown = _list_json(viewer.query, page) if viewer.query in pages else {}
             return common, to_json({"topics": rows, **shown})
         return common, self._encode_topic(viewer.topic, viewer.access.can_view_bodies, second)
 
@@ -203,10 +196,7 @@ class Broadcast:
 # Contents of frames
 
 
-def _list_json(query: TopicQuery, page: TopicPage, is_included: bool) -> dict[str, Any]:
-    """Describe a page of the topic list; return {} unless it ``is_included``."""
-    if not is_included:
-        return {}
+def _list_json(query: TopicQuery, page: TopicPage) -> dict[str, Any]:
     return {"list": {**query._asdict(), "size": PAGE_SIZE, **page._asdict()}}
 
 

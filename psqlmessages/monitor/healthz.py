@@ -81,8 +81,7 @@ async def _is_database_answering() -> bool:
             attempt = _attempts[loop] = loop.create_task(
                 run_queries("healthz", None, [("SELECT", ())], _TIMEOUT_SECONDS)
             )
-        # To await the attempt with a time limit would also wait until its connection is closed,
-        # which may hang.
+        # Not wait_for, which would also wait until the connection is closed, and this may hang.
         await asyncio.wait({attempt}, timeout=remaining)
         if attempt.done() and not attempt.cancelled():
             # None: the connection failed; [None]: the query took too long.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -275,10 +275,6 @@ class History:
         changed = [self.topics[name] for name in self._changed if name in self.topics]
         self._changed.clear()
         return changed
-
-    def topics_since(self, at: float) -> Iterator[TopicHistory]:
-        """Yield the topics with a message at or after this time."""
-        return (topic for topic in self.topics.values() if topic.last_at >= at)
 
     def _next_number(self) -> int:
         self.last_number += 1

@@ -16,14 +16,11 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
 from django.utils.translation import get_language
-from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.models.rules import database
 
 PAGE_SIZE: Final = 100
-# Labels of the parameters in ``ListDefinition.choices``.
-_CHOICE_LABELS: Final = {"state": _("State")}
 _MAX_PAGE: Final = 10_000
 _PAGE: Final = re.compile("[0-9]{1,5}")
 FRAGMENT: Final = "fragment"
@@ -45,21 +42,21 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class ListDefinition:
-    """The columns of a list, and the parameters that its URL may have.
+    """A list: its columns, and the states that the parameter ``state`` of its URL may select.
 
     ``name`` also names the fragment. ``default_sort`` is the name of a column, after ``-`` to sort
-    descending. ``choices`` has the labels of the allowed values of each further parameter.
+    descending. ``states`` has a label for each state.
     """
 
     name: str
     title: Any
     columns: Sequence[Column]
     default_sort: str
-    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    states: Mapping[str, Any]
 
     def parse(self, request: HttpRequest) -> ListQuery:
         """Parse the parameters of a request; raise BadRequest (400) if one is wrong or unknown."""
-        check_parameters(request, ["q", "sort", "page", *self.choices])
+        check_parameters(request, ["q", "sort", "page", "state"])
         search = request.GET.get("q", "").strip()
         if len(search) > NAME_CHARACTERS or "\0" in search:
             raise BadRequest(f"q: at most {NAME_CHARACTERS} characters.")
@@ -69,37 +66,38 @@ class ListDefinition:
         page = request.GET.get("page", "1")
         if not (_PAGE.fullmatch(page) and 1 <= int(page) <= _MAX_PAGE):
             raise BadRequest(f"page: {page!r} is not a number from 1 to {_MAX_PAGE}.")
-        chosen = {}
-        for name, labels in self.choices.items():
-            chosen[name] = request.GET.get(name, "")
-            if chosen[name] not in {"", *labels}:
-                raise BadRequest(f"{name}: there is no choice {chosen[name]!r}.")
-        return ListQuery(self, search, sort, int(page), chosen)
+        state = request.GET.get("state", "")
+        if state not in {"", *self.states}:
+            raise BadRequest(f"state: there is no state {state!r}.")
+        return ListQuery(self, search, sort, int(page), state)
 
     def render(
         self,
         request: HttpRequest,
-        page: str,
         read_page: Callable[[ListQuery], ListPage],
         context: Mapping[str, Any],
     ) -> HttpResponse:
         """Render a page with this list, or only the list as a fragment; viewers share its data."""
         query = self.parse(request)
-        shared = {"list": lambda: read_shared(query.key(), lambda: read_page(query))}
-        fragments = {self.name: f"psqlmessages/monitor/_{self.name}.html"}
-        template = f"psqlmessages/monitor/{page}.html"
-        return render_page(request, template, fragments, {**context, **shared})
+        template = f"psqlmessages/monitor/_{self.name}.html"
+        shared = {
+            "title": self.title,
+            "template": template,
+            "list": lambda: read_shared(query.key(), lambda: read_page(query)),
+        }
+        page = "psqlmessages/monitor/list_page.html"
+        return render_page(request, page, {self.name: template}, {**context, **shared})
 
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Parameters in the URL of a list. ``chosen`` has those of ``choices``; "" allows any value."""
+    """Parameters in the URL of a list. The state "" selects all."""
 
     definition: ListDefinition
     search: str
     sort: str
     page: int
-    chosen: Mapping[str, str]
+    state: str
 
     @property
     def column(self) -> str:
@@ -118,31 +116,28 @@ class ListQuery:
 
     def url(self, **changes: Any) -> str:
         """Return the query string with changed parameters."""
-        parameters = {"q": self.search, **self.chosen, "sort": self.sort, "page": self.page}
+        parameters = {"q": self.search, "state": self.state, "sort": self.sort, "page": self.page}
         parameters |= changes
-        defaults: dict[str, Any] = dict.fromkeys(parameters, "")
-        defaults |= {"sort": self.definition.default_sort, "page": 1}
+        defaults = {"q": "", "state": "", "sort": self.definition.default_sort, "page": 1}
         changed = {key: value for key, value in parameters.items() if value != defaults[key]}
         return f"?{urlencode(changed)}"
 
     def key(self) -> Hashable:
         """Return a key for :func:`read_shared`: equal for equal pages."""
-        pairs = tuple(sorted(self.chosen.items()))
-        return (self.definition.name, self.search, self.sort, self.page, pairs)
+        return (self.definition.name, self.search, self.state, self.sort, self.page)
 
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages."""
+    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages.
+
+    ``disk_size``: the size of everything in the list, in bytes; None if the list shows no size.
+    """
 
     query: ListQuery
     rows: Sequence[Any]
     total: int
-
-    @property
-    def definition(self) -> ListDefinition:
-        """The list's definition."""
-        return self.query.definition
+    disk_size: int | None = None
 
     @property
     def headings(self) -> list[dict[str, Any]]:
@@ -153,7 +148,7 @@ class ListPage:
                 "url": column.name and self._sort_url(column),
                 "is_sorted": bool(column.name) and column.name == self.query.column,
             }
-            for column in self.definition.columns
+            for column in self.query.definition.columns
         ]
 
     def _sort_url(self, column: Column) -> str:
@@ -161,19 +156,6 @@ class ListPage:
         if column.name == self.query.column:
             is_descending = not self.query.is_descending
         return self.query.url(sort=f"-{column.name}" if is_descending else column.name, page=1)
-
-    @property
-    def selects(self) -> list[dict[str, Any]]:
-        """The further parameters, each with its allowed values and their labels."""
-        return [
-            {
-                "name": name,
-                "label": _CHOICE_LABELS[name],
-                "value": self.query.chosen[name],
-                "choices": labels.items(),
-            }
-            for name, labels in self.definition.choices.items()
-        ]
 
     @property
     def first(self) -> int:
@@ -199,7 +181,7 @@ class ListPage:
     @property
     def is_filtered(self) -> bool:
         """Whether a filter may hide rows."""
-        return bool(self.query.search or any(self.query.chosen.values()))
+        return bool(self.query.search or self.query.state)
 
 
 def check_parameters(request: HttpRequest, names: Iterable[str]) -> None:

@@ -32,8 +32,15 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.monitor.now import current_problems_async
 from psqlmessages.monitor.observer import running_observer
-from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, Severity
-from psqlmessages.monitor.queries import Rows, read_once
+from psqlmessages.monitor.problem_checks import CHECK_NAMES, CHECKS
+from psqlmessages.monitor.problems import Problem, Severity
+from psqlmessages.monitor.queries import (
+    BODIES_DISK_SIZE,
+    QUEUES_DISK_SIZE,
+    STREAMS_DISK_SIZE,
+    Rows,
+    read_once,
+)
 from psqlmessages.orm import direct_alias, resolve_alias
 from psqlmessages.relay.hub import get_hub
 
@@ -172,7 +179,7 @@ def problem_family(problems: Iterable[Problem]) -> Any:
     unknown = {problem.name for problem in problems if problem.check == "unchecked"}
     if any(problem.check == "database" for problem in problems):
         unknown.update(check.name for check in CHECKS)
-    for check in ALERTS:
+    for check in CHECK_NAMES:
         for severity in Severity if check not in unknown else ():
             family.add_metric((check, severity.value), numbers[check, severity])
     return family
@@ -230,17 +237,21 @@ _DATABASE_GAUGES: Final = {
     "listeners": "Pairs of a node and a topic it listens to",
     "notifiers": "Pairs of a node and a topic it sends to",
     "rules": "Rules in the database",
+    "queues_disk_bytes": "Size of all queues on disk, with indexes",
+    "streams_disk_bytes": "Size of all streams on disk, with indexes",
+    "bodies_disk_bytes": "Size of all large bodies on disk, with indexes",
 }
 _INSTALLED_QUERY: Final = ("SELECT to_regnamespace('messages') IS NOT NULL", ())
-_DATABASE: Final = """
+_DATABASE: Final = f"""
     SELECT pg_catalog.pg_notification_queue_usage(),
         (SELECT count(*) FROM psqlmessages_session),
         (SELECT count(*) FROM psqlmessages_client),
         (SELECT count(*) FROM psqlmessages_topic),
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'listen'),
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'notify'),
-        (SELECT count(*) FROM psqlmessages_auth)
-"""
+        (SELECT count(*) FROM psqlmessages_auth),
+        {QUEUES_DISK_SIZE}, {STREAMS_DISK_SIZE}, {BODIES_DISK_SIZE}
+"""  # noqa: S608 - built from constants
 _DATABASE_QUERY: Final = (_DATABASE, ())
 
 
@@ -305,9 +316,9 @@ class MetricsCollector:
         yield from job_families(self._rows(4))
         yield problem_family(self._problems)
         text = "Django connections closed because an answer was lost"
-        yield _counter("lost_answers", text, [((), silent_connections.count_closed())])
+        yield _metric("Counter", "lost_answers", text, silent_connections.count_closed())
         text = "Calls of this process that were refused because a rule is missing"
-        yield _counter("refused_calls", text, [((), refused_calls.total)])
+        yield _metric("Counter", "refused_calls", text, refused_calls.total)
         yield from _hub_metrics()
         yield from _topic_metrics()
 
@@ -336,17 +347,21 @@ def _hub_metrics() -> Iterator[Any]:
     """Yield metrics of this process's hub, without connecting it."""
     hub = get_hub()
     counters = hub.counters
-    yield _gauge("hub_connected", "Whether the hub is connected", hub.is_connected)
-    yield _gauge("hub_receivers", "WebSockets and monitors that have nodes", counters.receivers)
-    yield _gauge("hub_nodes", "Nodes of this process", counters.nodes)
-    if hub.echo_seconds is not None:
-        yield _gauge("hub_echo_seconds", "Round trip of the hub's last probe", hub.echo_seconds)
+    gauges = {
+        "connected": ("Whether the hub is connected", hub.is_connected),
+        "receivers": ("WebSockets and monitors that have nodes", counters.receivers),
+        "nodes": ("Nodes of this process", counters.nodes),
+        "echo_seconds": ("Round trip of the hub's last probe", hub.echo_seconds),
+    }
+    for name, (text, value) in gauges.items():
+        if value is not None:
+            yield _metric("Gauge", f"hub_{name}", text, value)
     for name, text in (
         ("received", "Notifications received by the hub"),
         ("delivered", "Frames that the hub delivered to receivers"),
         ("lost_connections", "How often the hub lost its connection"),
     ):
-        yield _counter(f"hub_{name}", text, [((), getattr(counters, name))])
+        yield _metric("Counter", f"hub_{name}", text, getattr(counters, name))
 
 
 def _topic_metrics() -> Iterator[Any]:
@@ -358,20 +373,14 @@ def _topic_metrics() -> Iterator[Any]:
         ("messages", "Messages since the monitor started", "count"),
         ("bytes", "Bytes of bodies since the monitor started", "size"),
     ):
-        values = [((topic.name,), getattr(topic, attribute)) for topic in topics]
-        yield _counter(f"topic_{name}", text, values, "topic")
+        family = _family("Counter", f"topic_{name}", text, "topic")
+        for topic in topics:
+            family.add_metric((topic.name,), getattr(topic, attribute))
+        yield family
 
 
-def _gauge(name: str, text: str, value: float) -> Any:
-    family = _family("Gauge", name, text)
+def _metric(kind: str, name: str, text: str, value: float) -> Any:
+    """Create a metric family with one value, without labels."""
+    family = _family(kind, name, text)
     family.add_metric((), float(value))
-    return family
-
-
-def _counter(
-    name: str, text: str, values: Iterable[tuple[tuple[str, ...], int]], *labels: str
-) -> Any:
-    family = _family("Counter", name, text, *labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
     return family

@@ -269,7 +269,13 @@ class MinuteWriter:
                 rows = _changed_rows(previous, queues)
             else:
                 # The next minute is the first known minute. Its row stores the backlog before it.
-                start, rows = end, await _changed_backlogs(connection, queues)
+                stored = dict(await _fetch(connection, _STORED_BACKLOGS))
+                start = end
+                rows = [
+                    (name, 0, 0, 0, totals.backlog)
+                    for name, totals in queues.items()
+                    if totals.backlog != stored.get(name, 0)
+                ]
             if rows:
                 columns = list(map(list, zip(*rows, strict=True)))
                 await connection.execute(_ADD_QUEUES, [start, *columns])
@@ -311,18 +317,6 @@ def _changed_rows(
             changes = (new - old for new, old in zip(totals, before, strict=True))
             rows.append((name, *changes, totals.backlog))
     return rows  # type: ignore[return-value]
-
-
-async def _changed_backlogs(
-    connection: AsyncConnection, queues: dict[str, QueueTotals]
-) -> list[tuple[str, int, int, int, int]]:
-    """Return rows for the queues whose backlog differs from their last row."""
-    stored = dict(await _fetch(connection, _STORED_BACKLOGS))
-    return [
-        (name, 0, 0, 0, totals.backlog)
-        for name, totals in queues.items()
-        if totals.backlog != stored.get(name, 0)
-    ]
 
 
 async def _fetch(connection: AsyncConnection, query: str, values: Any = None) -> list[Any]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any, Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
 
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_safe
 
-from psqlmessages.models.names import is_name, patterns
+from psqlmessages.models import Auth, RefusedCall
+from psqlmessages.models.names import patterns
+from psqlmessages.models.rules import database
+from psqlmessages.monitor.formats import rule_statement
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -20,12 +24,18 @@ from psqlmessages.monitor.listing import (
     ListQuery,
     check_parameters,
     fetch,
+    limit_query_time,
     read_shared,
     render_page,
 )
-from psqlmessages.monitor.problems import format_age, rule_statement
+from psqlmessages.monitor.names import find_url
 from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
-from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
+from psqlmessages.monitor.views import (
+    admin_page,
+    common_context,
+    require_monitor_access,
+    require_name,
+)
 
 # The page of a node shows at most this number of entries of each kind.
 _MAX_NAMES: Final = 100
@@ -46,12 +56,7 @@ _LIST: Final = ListDefinition(
         Column(gettext_lazy("Since"), "since"),
     ),
     "node",
-    {
-        "state": {
-            "connected": gettext_lazy("connected"),
-            "closed": gettext_lazy("closed"),
-        }
-    },
+    {"connected": gettext_lazy("connected"), "closed": gettext_lazy("closed")},
 )
 _ORDERS: Final[Mapping[str, str]] = {
     "node": "c.ident",
@@ -82,7 +87,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
     """Show the registered nodes, or the node in ``?name=``."""
     if "name" in request.GET:
         return node(request)
-    return _LIST.render(request, "nodes", _read_page, common_context(request))
+    return _LIST.render(request, _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
@@ -112,7 +117,7 @@ def _read_page(query: ListQuery) -> ListPage:
     """  # noqa: S608 - built from constants
     parameters = {
         "search": query.search,
-        "state": query.chosen["state"],
+        "state": query.state,
         "size": PAGE_SIZE,
         "offset": query.offset,
     }
@@ -125,49 +130,53 @@ def _read_page(query: ListQuery) -> ListPage:
 
 @dataclass(frozen=True, slots=True)
 class NodeConnection:
-    """The session of a node. The fields from ``program`` on are None if they are unknown.
+    """A registered node and its session. The fields from ``program`` on are None if unknown.
 
-    ``neighbours``: other nodes of the session. ``transaction_seconds``: age of its transaction.
+    ``sends`` and ``listens`` are topics, ``observes`` patterns; ``neighbours``: other nodes of the
+    session. ``transaction_seconds``: age of its transaction.
     """
 
-    id: int
     role: str
     since: datetime
     pid: int
     is_connected: bool
+    sends: list[str]
+    listens: list[str]
+    observes: list[str]
     neighbours: list[str]
     program: str | None
     address: str | None
     state: str | None
     transaction_seconds: float | None
 
-    @property
-    def transaction_text(self) -> str:
-        """The age of the open transaction, as text."""
-        seconds = self.transaction_seconds
-        return "" if seconds is None else format_age(timedelta(seconds=seconds))
-
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """Status of a node. ``connection`` is None if the node is not registered.
 
-    ``sends`` and ``listens`` are topics, ``queues`` those in the node's rules.
+    ``queues``: those in the node's rules. ``refused``: refused calls, each with the statement that
+    adds the missing rule.
     """
 
     connection: NodeConnection | None
-    sends: list[str] = field(default_factory=list)
-    listens: list[str] = field(default_factory=list)
-    observes: list[str] = field(default_factory=list)
-    queues: list[str] = field(default_factory=list)
-    subscriptions: list[SubscriptionStatus] = field(default_factory=list)
-    rules: list[dict[str, Any]] = field(default_factory=list)
-    refused: list[dict[str, Any]] = field(default_factory=list)
+    queues: list[str]
+    subscriptions: list[SubscriptionStatus]
+    rules: list[Auth]
+    refused: list[tuple[RefusedCall, str]]
 
 
+_TOPICS: Final = f"""ARRAY(
+            SELECT t.name::text FROM psqlmessages_membership AS m
+            JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+            WHERE m.client_id = c.id AND m.kind = '{{}}' ORDER BY t.name LIMIT {_MAX_NAMES}
+        )"""  # noqa: S608 - built from constants
 _CONNECTION_QUERY: Final = f"""
-    SELECT c.id, c.role::text, c.connected_at, s.pid,
-        s.id IN (SELECT messages._live_sessions()),
+    SELECT c.role::text, c.connected_at, s.pid, s.id IN (SELECT messages._live_sessions()),
+        {_TOPICS.format("notify")}, {_TOPICS.format("listen")},
+        ARRAY(
+            SELECT o.pattern::text FROM psqlmessages_observation AS o
+            WHERE o.client_id = c.id ORDER BY o.pattern LIMIT {_MAX_NAMES}
+        ),
         ARRAY(
             SELECT o.ident::text FROM psqlmessages_client AS o
             WHERE o.session_id = c.session_id AND o.id <> c.id ORDER BY o.ident LIMIT {_MAX_NAMES}
@@ -180,20 +189,6 @@ _CONNECTION_QUERY: Final = f"""
     LEFT JOIN pg_stat_get_activity(s.pid) AS a ON s.id IN (SELECT messages._live_sessions())
     WHERE c.ident = %s
 """  # noqa: S608 - built from constants
-_TOPICS_QUERY: Final = f"""
-    SELECT t.name::text FROM psqlmessages_membership AS m
-    JOIN psqlmessages_topic AS t ON t.id = m.topic_id
-    WHERE m.client_id = %s AND m.kind = %s ORDER BY t.name LIMIT {_MAX_NAMES}
-"""  # noqa: S608
-_PATTERNS_QUERY: Final = f"""
-    SELECT o.pattern::text FROM psqlmessages_observation AS o
-    WHERE o.client_id = %s ORDER BY o.pattern LIMIT {_MAX_NAMES}
-"""  # noqa: S608
-_RULES_QUERY: Final = f"""
-    SELECT a.id, a.role::text, a.ident::text, a.type::text, a.dest::text, a.mode::text, a.timeout
-    FROM psqlmessages_auth AS a WHERE a.ident = ANY (%s)
-    ORDER BY a.type, a.dest, a.ident, a.role LIMIT {_MAX_NAMES}
-"""  # noqa: S608
 _QUEUES_QUERY: Final = f"""
     SELECT q.name::text FROM psqlmessages_queue AS q
     WHERE NOT q.is_removed AND q.id IN (
@@ -202,13 +197,6 @@ _QUEUES_QUERY: Final = f"""
     )
     ORDER BY q.name LIMIT {_MAX_NAMES}
 """  # noqa: S608
-_REFUSED_QUERY: Final = f"""
-    SELECT r.type::text, r.dest::text, r.mode::text, r.count, r.first_at, r.last_at
-    FROM psqlmessages_refusedcall AS r
-    WHERE r.ident = %s ORDER BY r.last_at DESC, r.id LIMIT {_MAX_NAMES}
-"""  # noqa: S608
-_REFUSED_NAMES: Final = ("type", "dest", "mode", "count", "first_at", "last_at")
-_RULE_NAMES: Final = ("id", "role", "ident", "type", "dest", "mode", "timeout")
 
 
 @require_safe
@@ -216,9 +204,7 @@ _RULE_NAMES: Final = ("id", "role", "ident", "type", "dest", "mode", "timeout")
 def node(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one node, also if it is not connected."""
     check_parameters(request, ["name"])
-    name = name or request.GET.get("name", "")
-    if not is_name(name) or name.endswith("*"):
-        raise Http404("This is not a valid node name.")
+    name = require_name(name or request.GET.get("name", ""))
     status = read_shared(("node", name), lambda: _read_node(name))
     if not (status.connection or status.rules or status.subscriptions or status.refused):
         raise Http404("This node is not registered, and has no rule, subscription or refused call.")
@@ -229,34 +215,26 @@ def node(request: HttpRequest, name: str = "") -> HttpResponse:
         "max_names": _MAX_NAMES,
         "admin_nodes_url": admin_page(request, "client", {"q": name}),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
+        "new_rule_url": find_url("admin:psqlmessages_auth_add"),
     }
     fragments = {"node": "psqlmessages/monitor/_node.html"}
     return render_page(request, "psqlmessages/monitor/node.html", fragments, context)
 
 
 def _read_node(name: str) -> NodeStatus:
-    rows = fetch(_CONNECTION_QUERY, [name])
-    connection = NodeConnection(*rows[0]) if rows else None
-    names = patterns(name)
-    status = NodeStatus(
-        connection,
-        queues=_first_column(fetch(_QUEUES_QUERY, [names])),
-        subscriptions=read_subscriptions(node=name)[0],
-        rules=[dict(zip(_RULE_NAMES, row, strict=True)) for row in fetch(_RULES_QUERY, [names])],
-        refused=[_describe_refused(name, row) for row in fetch(_REFUSED_QUERY, [name])],
-    )
-    if connection is not None:
-        for kind, topics in (("notify", status.sends), ("listen", status.listens)):
-            topics.extend(_first_column(fetch(_TOPICS_QUERY, [connection.id, kind])))
-        status.observes.extend(_first_column(fetch(_PATTERNS_QUERY, [connection.id])))
-    return status
-
-
-def _describe_refused(name: str, row: tuple[Any, ...]) -> dict[str, Any]:
-    values = dict(zip(_REFUSED_NAMES, row, strict=True))
-    statement = rule_statement(name, values["type"], values["dest"], values["mode"])
-    return {**values, "statement": statement}
-
-
-def _first_column(rows: list[tuple[Any, ...]]) -> list[str]:
-    return [row[0] for row in rows]
+    connections = fetch(_CONNECTION_QUERY, [name])
+    names, alias = patterns(name), database()
+    with transaction.atomic(using=alias):
+        limit_query_time()
+        rules = Auth.objects.using(alias).filter(ident__in=names)
+        refused = RefusedCall.objects.using(alias).filter(ident=name).order_by("-last_at", "id")
+        return NodeStatus(
+            NodeConnection(*connections[0]) if connections else None,
+            queues=[queue for (queue,) in fetch(_QUEUES_QUERY, [names])],
+            subscriptions=read_subscriptions(node=name)[0],
+            rules=list(rules[:_MAX_NAMES]),
+            refused=[
+                (row, rule_statement(row.ident, row.type, row.dest, row.mode))
+                for row in refused[:_MAX_NAMES]
+            ],
+        )

@@ -13,8 +13,8 @@ from psqlmessages.conf import get_settings
 from psqlmessages.health import broken_parts
 from psqlmessages.monitor.listing import check_parameters, read_shared, render_page
 from psqlmessages.monitor.names import find_url, object_url
+from psqlmessages.monitor.problem_checks import CHECKS
 from psqlmessages.monitor.problems import (
-    CHECKS,
     Link,
     Problem,
     database_problem,
@@ -39,7 +39,8 @@ async def read_problems() -> list[Problem]:
     of_process = process_problems(broken_parts())
     if answers is None:
         return [database_problem(), *of_process]
-    return [*of_process, *find_problems(answers, datetime.now(UTC), settings)]
+    found = find_problems(zip(CHECKS, answers, strict=True), datetime.now(UTC), settings)
+    return [*of_process, *found]
 
 
 def current_problems() -> list[Problem]:

@@ -1,30 +1,16 @@
-"""Problems that an operator must act on now, found in rows of queries. No I/O."""
+"""Problems that an operator must act on now: their form and order. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
-from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 
-from psqlmessages.cli.doctor_checks import (
-    COMMIT_LOCK_QUERY,
-    HOLDERS_QUERY,
-    MAX_HOLDERS,
-    MIN_LOCK_SECONDS,
-    OPEN_TRANSACTIONS_QUERY,
-    commit_lock_finding,
-    holder_finding,
-    transaction_finding,
-)
 from psqlmessages.cli.output import one_line
-from psqlmessages.exceptions import insert_rules
-from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
-from psqlmessages.models.names import isolate
 
 if TYPE_CHECKING:
     from psqlmessages.conf import Settings
@@ -32,11 +18,6 @@ if TYPE_CHECKING:
 Rows = Sequence[Sequence[Any]]
 
 _DOCTOR: Final = "psqlmessages doctor"
-
-# A check lists at most this number of problems.
-MAX_PER_CHECK: Final = 20
-# Elements and messages are counted up to this number.
-MAX_COUNTED: Final = 10_000
 
 
 class Severity(StrEnum):
@@ -55,15 +36,18 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong now. ``since`` is None if the time is unknown."""
+    """Something that is wrong now.
 
-    check: str
+    ``since`` is None if the time is unknown. ``find_problems`` sets ``check``, the check's name.
+    """
+
     name: str
     severity: Severity
     sentence: str
     link: Link | None
     cure: str
     since: datetime | None = None
+    check: str = ""
 
     @property
     def id(self) -> str:
@@ -71,30 +55,30 @@ class Problem:
         return f"{self.check}:{self.name}" if self.name else self.check
 
 
+Describe = Callable[[Rows, datetime, "Settings"], Iterator[Problem]]
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemCheck:
-    """A check: a query with its values, and the function that describes its rows.
-
-    ``summary`` is the text of the alert for Prometheus.
-    """
+    """A check: a query with its values, and the function that describes its rows."""
 
     name: str
-    summary: str
     query: str
-    describe: Callable[[Rows, datetime, Settings], Iterator[Problem]]
-    values: Callable[[Settings], Sequence[Any]] = lambda _settings: ()
+    describe: Describe
+    values: Callable[[Settings], Sequence[Any]]
 
 
 def find_problems(
-    answers: Iterable[Rows | None], now: datetime, settings: Settings
+    answers: Iterable[tuple[ProblemCheck, Rows | None]], now: datetime, settings: Settings
 ) -> list[Problem]:
-    """Return the problems, errors first. ``answers``: rows of each check, or None if it failed."""
+    """Return the problems, errors first. ``answers``: the rows of checks; None if one failed."""
     problems: list[Problem] = []
-    for check, rows in zip(CHECKS, answers, strict=True):
+    for check, rows in answers:
         if rows is None:
             problems.append(_unchecked(check))
         else:
-            problems += check.describe(rows, now, settings)
+            found = check.describe(rows, now, settings)
+            problems += (replace(problem, check=check.name) for problem in found)
     # Names may contain control characters, also characters that change the direction of text.
     shown = [
         replace(
@@ -112,529 +96,30 @@ def find_problems(
 def database_problem() -> Problem:
     """Return the problem of a database that does not answer."""
     return Problem(
-        "database",
         "",
         Severity.ERROR,
         gettext("PostgreSQL cannot be reached."),
         None,
         gettext("Check that the server runs, then run: {command}").format(command=_DOCTOR),
+        check="database",
     )
 
 
 def process_problems(parts: Iterable[str]) -> list[Problem]:
     """Return the problems of the parts of this process that do not work."""
+    text = gettext("The part “{part}” of this server process does not work.")
+    cure = gettext("Read the log of the process. If the problem stays, restart the process.")
     return [
-        Problem(
-            "process",
-            part,
-            Severity.ERROR,
-            gettext("The part “{part}” of this server process does not work.").format(part=part),
-            None,
-            gettext("Read the log of the process. If the problem stays, restart the process."),
-        )
+        Problem(part, Severity.ERROR, text.format(part=part), None, cure, check="process")
         for part in parts
     ]
 
 
 def _unchecked(check: ProblemCheck) -> Problem:
-    return Problem(
-        "unchecked",
-        check.name,
-        Severity.WARNING,
-        gettext(
-            "The check “{check}” could not run: its query took too long, is not allowed,"
-            " or lacks a table or function."
-        ).format(check=check.name),
-        None,
-        gettext("Run: {command}").format(command=_DOCTOR),
+    text = gettext(
+        "The check “{check}” could not run: its query took too long, is not allowed,"
+        " or lacks a table or function."
     )
-
-
-def format_age(age: timedelta) -> str:
-    """Format a duration for people, as in ``3 min``."""
-    seconds = max(0, int(age.total_seconds()))
-    if seconds >= 2 * 86_400:
-        return gettext("{number} days").format(number=seconds // 86_400)
-    if seconds >= 2 * 3600:
-        return gettext("{number} h").format(number=seconds // 3600)
-    if seconds >= 2 * 60:
-        return gettext("{number} min").format(number=seconds // 60)
-    return gettext("{number} s").format(number=seconds)
-
-
-def format_count(number: int, limit: int = MAX_COUNTED) -> str:
-    """Format a number of things that were counted up to ``limit``."""
-    return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
-
-
-# Queues
-
-_AVAILABLE_COUNT: Final = f"""(
-    SELECT count(*) FROM (
-        SELECT FROM psqlmessages_element AS e
-        WHERE e.queue_id = q.id AND e.available_at <= statement_timestamp()
-        LIMIT {MAX_COUNTED + 1}
-    ) AS available
-)"""  # noqa: S608 - built from constants
-_OLDEST_AVAILABLE: Final = """
-    CROSS JOIN LATERAL (
-        SELECT e.available_at FROM psqlmessages_element AS e
-        WHERE e.queue_id = q.id AND e.available_at <= statement_timestamp()
-        ORDER BY e.available_at LIMIT 1
-    ) AS oldest (at)
-"""
-_UNROUTED_QUEUES: Final = ("__no_route__", "__too_many_hops__")
-_IS_DEAD_LETTER_QUEUE: Final = """(
-    q.name IN ('__no_route__', '__too_many_hops__')
-    OR q.name IN (SELECT d.dead_letter_queue FROM psqlmessages_queue AS d)
-)"""
-
-_DEAD_LETTERS_QUERY: Final = f"""
-    SELECT found.name, found.number, found.at FROM (
-        SELECT q.name, {_AVAILABLE_COUNT} AS number, oldest.at
-        FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE} WHERE {_IS_DEAD_LETTER_QUEUE}
-    ) AS found
-    WHERE found.number >= %s ORDER BY found.number DESC, found.name LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for queue, number, since in rows:
-        cure = gettext("Correct the selectors of the exchanges, then redrive the elements.")
-        if queue == "__no_route__":
-            text = ngettext(
-                "{number} element found no route: see “{queue}”.",
-                "{number} elements found no route: see “{queue}”.",
-                number,
-            )
-        elif queue in _UNROUTED_QUEUES:
-            text = ngettext(
-                "{number} element passed too many exchanges: see “{queue}”.",
-                "{number} elements passed too many exchanges: see “{queue}”.",
-                number,
-            )
-        else:
-            text = ngettext(
-                "{number} dead letter in “{queue}”.", "{number} dead letters in “{queue}”.", number
-            )
-            cure = gettext("Read why they failed, correct the cause, then redrive or delete them.")
-        sentence = text.format(number=format_count(number), queue=isolate(queue))
-        link = Link("queue", queue)
-        yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
-
-
-# A consumer that waits for elements renews awaited_until. A consumer at work has leases.
-_WAITING_QUERY: Final = f"""
-    SELECT q.name, oldest.at, q.awaited_until > statement_timestamp() OR EXISTS (
-        SELECT FROM psqlmessages_element AS e
-        WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at > statement_timestamp()
-    )
-    FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
-    WHERE NOT q.is_paused AND oldest.at < statement_timestamp() - make_interval(secs => %s)
-        AND NOT {_IS_DEAD_LETTER_QUEUE}
-    ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for queue, since, has_consumer in rows:
-        if has_consumer:
-            severity = Severity.WARNING
-            text = gettext(
-                "The oldest element of “{queue}” has waited for {age}: the consumers are too slow."
-            )
-            cure = gettext(
-                "Start more consumers, or check whether the same elements fail repeatedly."
-            )
-        else:
-            severity = Severity.ERROR
-            text = gettext(
-                "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
-            )
-            cure = gettext(
-                "Start the program that takes these elements. The queue's page lists who may."
-            )
-        sentence = text.format(queue=isolate(queue), age=format_age(now - since))
-        yield Problem("waiting", queue, severity, sentence, Link("queue", queue), cure, since)
-
-
-_PAUSED_QUERY: Final = f"""
-    SELECT q.name, {_AVAILABLE_COUNT}, oldest.at
-    FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
-    WHERE q.is_paused ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for queue, number, since in rows:
-        sentence = ngettext(
-            "The queue “{queue}” is paused: {number} element waiting.",
-            "The queue “{queue}” is paused: {number} elements waiting.",
-            number,
-        ).format(queue=isolate(queue), number=format_count(number))
-        cure = gettext("Resume the queue when its consumers are ready.")
-        link = Link("queue", queue)
-        yield Problem("paused", queue, Severity.WARNING, sentence, link, cure, since)
-
-
-# Exchanges and jobs
-
-# The heartbeat of a worker is its row with the outcome 'ok'.
-_EXCHANGES_QUERY: Final = f"""
-    SELECT x.name, x.is_running, x.source_queue, beats.live, beats.last, beats.missing,
-        waiting.since
-    FROM psqlmessages_exchange AS x
-    CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE is_live) AS live, max(seen_at) AS last,
-            coalesce(min(rule) FILTER (WHERE is_live), '') AS missing
-        FROM (
-            SELECT c.seen_at, c.missing_rules[1] AS rule,
-                c.seen_at > statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s' AS is_live
-            FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id AND c.outcome = 'ok'
-        ) AS beat
-    ) AS beats
-    LEFT JOIN LATERAL (
-        SELECT oldest.at AS since FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
-        WHERE q.name = x.source_queue AND x.source_namespace = %s
-    ) AS waiting ON NOT x.is_running
-    WHERE x.is_running AND (beats.live = 0 OR beats.missing <> '')
-        OR NOT x.is_running AND waiting.since IS NOT NULL
-    ORDER BY x.name LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for name, is_running, queue, workers, last_beat, missing_rule, waiting_since in rows:
-        if not is_running:
-            severity, since = Severity.WARNING, waiting_since
-            sentence = gettext("The exchange “{name}” is stopped, and elements wait in “{queue}”.")
-            command = f"python manage.py psqlmessages exchange start {quote(name)}"
-            cure = gettext("Start the exchange: {command}").format(command=command)
-        elif not workers:
-            severity, since = Severity.ERROR, last_beat
-            if since is None:
-                sentence = gettext("No worker has run the exchange “{name}”.")
-            else:
-                sentence = gettext("No worker has run the exchange “{name}” for {age}.")
-            command = f"python manage.py psqlmessages exchange run {quote(name)}"
-            cure = gettext("Start a worker: {command}").format(command=command)
-        else:
-            severity, since = Severity.ERROR, None
-            sentence = gettext("The exchange “{name}” is blocked: it lacks a rule.")
-            namespace, _, statement = missing_rule.partition(": ")
-            cure = gettext("Run in the database {database}: {statement}").format(
-                database=namespace, statement=statement
-            )
-        age = "" if since is None else format_age(now - since)
-        sentence = sentence.format(name=isolate(name), queue=isolate(queue), age=age)
-        yield Problem("exchanges", name, severity, sentence, Link("exchanges"), cure, since)
-
-
-_JOBS_QUERY: Final = f"""
-    SELECT name, state, seen_at, error FROM psqlmessages_pipelinejob
-    WHERE state = 'failed' OR state <> 'stopped'
-        AND seen_at < statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s'
-    ORDER BY name LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for job, state, since, error in rows:
-        if state == "failed":
-            text = gettext("The job “{job}” has failed: {error}")
-        else:
-            text = gettext("The job “{job}” has sent no heartbeat for {age}.")
-        reason = error or gettext("no error was recorded")
-        sentence = text.format(
-            job=isolate(job), error=isolate(reason), age=format_age(now - since)
-        )[:300]
-        cure = gettext("Start the job again, or delete it in the admin if it is not needed.")
-        yield Problem("jobs", job, Severity.ERROR, sentence, Link("traffic"), cure, since)
-
-
-# Streams: subscriptions whose oldest unread message is too old
-
-_SUBSCRIPTIONS_QUERY: Final = f"""
-    SELECT s.ident, s.topic, unread.at, s.pinged_at, (
-        SELECT count(*) FROM (
-            SELECT FROM psqlmessages_streammessage AS m
-            WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
-        ) AS counted
-    )
-    FROM psqlmessages_subscription AS s
-    JOIN psqlmessages_topic AS t ON t.name = s.topic
-    CROSS JOIN LATERAL (
-        SELECT m.published_at FROM psqlmessages_streammessage AS m
-        WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
-    ) AS unread (at)
-    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > statement_timestamp()
-        AND unread.at < statement_timestamp() - make_interval(secs => %s)
-    ORDER BY unread.at, s.topic, s.ident LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
-    silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
-    for ident, topic, since, pinged_at, number in rows:
-        if pinged_at < max(since, now - silence):
-            severity = Severity.ERROR
-            text = ngettext(
-                "“{node}” has not read the stream “{topic}” for {silence}: {number} message,"
-                " {age} behind.",
-                "“{node}” has not read the stream “{topic}” for {silence}: {number} messages,"
-                " {age} behind.",
-                number,
-            )
-            cure = gettext("Start the node “{node}”, or delete its subscription if it is unused.")
-        else:
-            severity = Severity.WARNING
-            text = ngettext(
-                "“{node}” reads the stream “{topic}” too slowly: {number} message, {age} behind.",
-                "“{node}” reads the stream “{topic}” too slowly: {number} messages, {age} behind.",
-                number,
-            )
-            cure = gettext("Check what keeps the node “{node}” busy, and read larger batches.")
-        cure = cure.format(node=isolate(ident))
-        sentence = text.format(
-            node=isolate(ident),
-            topic=isolate(topic),
-            number=format_count(number),
-            age=format_age(now - since),
-            silence=format_age(now - pinged_at),
-        )
-        link, name = Link("stream", topic), f"{ident}/{topic}"
-        yield Problem("subscriptions", name, severity, sentence, link, cure, since)
-
-
-# Refused calls, as recorded by the processes that made them
-
-REFUSED_MINUTES: Final = 10
-_REFUSED_QUERY: Final = f"""
-    SELECT r.ident::text, r.type::text, r.dest::text, r.mode::text, r.count, r.first_at
-    FROM psqlmessages_refusedcall AS r
-    WHERE r.last_at > statement_timestamp() - interval '{REFUSED_MINUTES} min' AND r.count >= %s
-    ORDER BY r.count DESC, r.ident, r.type, r.dest, r.mode LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
-
-
-def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for ident, type_, dest, mode, number, since in rows:
-        if not ident:
-            link = Link("nodes")
-            text = ngettext(
-                "{number} call was refused. The missing rule was not recorded.",
-                "{number} calls were refused. The missing rules were not recorded.",
-                number,
-            )
-        elif not dest:
-            link = Link("node", ident)
-            text = ngettext(
-                "{number} call as “{node}” was refused: no rule names this node.",
-                "{number} calls as “{node}” were refused: no rule names this node.",
-                number,
-            )
-        else:
-            link = Link("node", ident)
-            text = ngettext(
-                "{number} call of “{node}” to “{dest}” was refused: a rule is missing.",
-                "{number} calls of “{node}” to “{dest}” were refused: a rule is missing.",
-                number,
-            )
-        sentence = text.format(number=f"{number:,}", node=isolate(ident), dest=isolate(dest))
-        cure = gettext("Read the errors in the logs of the programs.")
-        if ident:
-            cure = gettext("Stop the calls, or allow them: {statement}").format(
-                statement=rule_statement(ident, type_, dest, mode)
-            )
-            if type_ == "Rpc":
-                cure += " " + gettext("The called node must have a rule of its own.")
-        name = " ".join(filter(None, (ident, type_, dest, mode)))
-        yield Problem("refused_calls", name, Severity.WARNING, sentence, link, cure, since)
-
-
-def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
-    """Return the statement that adds a rule. ROLE, and TOPIC without ``dest``, are placeholders."""
-    return insert_rules(("ROLE", ident, type_ or "Topic", dest or "TOPIC", mode or "W"))
-
-
-# The server
-
-
-def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
-    for usage, *holder in rows:
-        is_full = 100 * usage >= settings.PROBLEM_QUEUE_PERCENT
-        severity = Severity.ERROR if is_full else Severity.WARNING
-        if holder[0] is not None:
-            has_node, pid, role, program, state, wait, seconds = holder
-            since = now - timedelta(seconds=seconds)
-            name = f"pid {pid}"
-            if has_node:
-                text = gettext(
-                    "Notification queue: {usage} full; held back by pid {pid} ({role}, {program}),"
-                    " which {activity} for {age}."
-                )
-            else:
-                text = gettext(
-                    "Notification queue: {usage} full; perhaps held back by pid {pid} ({role},"
-                    " {program}), which {activity} for {age}."
-                )
-            if wait == "ClientWrite":
-                activity = gettext("has not read its notifications")
-            else:
-                activity = gettext("is {state}").format(state=state)
-            sentence = text.format(
-                usage=f"{usage:.4%}",
-                pid=pid,
-                role=isolate(role),
-                program=isolate(program) or gettext("no name"),
-                activity=activity,
-                age=format_age(timedelta(seconds=seconds)),
-            )
-            cure = holder_finding(usage, *holder).fix
-        elif is_full:
-            since, name = None, ""
-            sentence = gettext("Notification queue: {usage} full.").format(usage=f"{usage:.4%}")
-            cure = gettext(
-                "Run psqlmessages doctor as a member of pg_read_all_stats: it names the sessions."
-            )
-        else:
-            continue
-        link = Link("topics")
-        yield Problem("notification_queue", name, severity, sentence, link, cure, since)
-
-
-def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for waiting, seconds, holder in rows:
-        if waiting and seconds >= MIN_LOCK_SECONDS:
-            since = now - timedelta(seconds=seconds)
-            sentence = ngettext(
-                "NOTIFY lock: {number} commit has waited {age} for pid {pid}.",
-                "NOTIFY lock: {number} commits wait, the longest for {age}, for pid {pid}.",
-                waiting,
-            ).format(number=waiting, age=format_age(timedelta(seconds=seconds)), pid=holder)
-            cure = commit_lock_finding(waiting, seconds, holder, None).fix
-            link = Link("topics")
-            yield Problem("commit_lock", "", Severity.ERROR, sentence, link, cure, since)
-
-
-def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for row in rows[:MAX_PER_CHECK]:
-        pid, transaction, prepared, role, program, seconds, waiting = row
-        severity = Severity.ERROR if waiting else Severity.WARNING
-        since = None if seconds is None else now - timedelta(seconds=seconds)
-        name = f"pid {pid}" if prepared is None else transaction
-        if prepared is None:
-            text = gettext(
-                "Pid {pid} ({role}, {program}) has been in a transaction for {age};"
-                " sessions that wait for it: {number}."
-            )
-        else:
-            text = gettext(
-                "The prepared transaction {prepared} of {role} has been open for {age};"
-                " sessions that wait for it: {number}."
-            )
-        sentence = text.format(
-            pid=pid,
-            prepared=isolate(prepared),
-            role=isolate(role),
-            program=isolate(program) or gettext("no name"),
-            age=gettext("unknown") if since is None else format_age(now - since),
-            number=waiting,
-        )
-        link, cure = Link("transactions"), transaction_finding(*row).fix
-        yield Problem("transactions", name, severity, sentence, link, cure, since)
-
-
-_START_QUERY: Final = """
-    SELECT pg_postmaster_start_time()
-    WHERE pg_postmaster_start_time() > statement_timestamp() - make_interval(secs => %s)
-"""
-
-
-def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for (since,) in rows:
-        sentence = gettext("PostgreSQL was started {age} ago.").format(age=format_age(now - since))
-        cure = gettext(
-            "Nodes reconnect automatically. If this was not planned, read the server's log."
-        )
-        yield Problem("restart", "", Severity.WARNING, sentence, Link("nodes"), cure, since)
-
-
-CHECKS: Final[tuple[ProblemCheck, ...]] = (
-    ProblemCheck(
-        "dead_letters",
-        "Elements failed too often, or found no route",
-        _DEAD_LETTERS_QUERY,
-        _dead_letters,
-        lambda settings: [settings.PROBLEM_DEAD_LETTERS],
-    ),
-    ProblemCheck(
-        "waiting",
-        "Elements wait too long in a queue",
-        _WAITING_QUERY,
-        _waiting_elements,
-        lambda settings: [settings.PROBLEM_WAIT_SECONDS],
-    ),
-    ProblemCheck("paused", "Elements wait in a paused queue", _PAUSED_QUERY, _paused_queues),
-    ProblemCheck(
-        "exchanges",
-        "An exchange is stopped, has no worker, or lacks a rule",
-        _EXCHANGES_QUERY,
-        _exchanges,
-        lambda settings: [settings.DATABASE],
-    ),
-    ProblemCheck("jobs", "A pipeline job has failed or is silent", _JOBS_QUERY, _jobs),
-    ProblemCheck(
-        "subscriptions",
-        "A reader of a stream is silent or too slow",
-        _SUBSCRIPTIONS_QUERY,
-        _subscriptions,
-        lambda settings: [settings.PROBLEM_LAG_SECONDS],
-    ),
-    ProblemCheck(
-        "refused_calls",
-        "Calls were refused because a rule is missing",
-        _REFUSED_QUERY,
-        _refused_calls,
-        lambda settings: [settings.PROBLEM_REFUSED_CALLS],
-    ),
-    ProblemCheck(
-        "notification_queue",
-        "A session holds the notification queue back",
-        HOLDERS_QUERY,
-        _notification_queue,
-        lambda settings: [
-            settings.PROBLEM_TRANSACTION_SECONDS,
-            settings.PROBLEM_QUEUE_PERCENT / 100,
-            MAX_HOLDERS,
-        ],
-    ),
-    ProblemCheck(
-        "commit_lock",
-        "Commits with notifications wait for a commit that hangs",
-        COMMIT_LOCK_QUERY,
-        _commit_lock,
-    ),
-    ProblemCheck(
-        "transactions",
-        "A transaction has held locks of the message system for long",
-        OPEN_TRANSACTIONS_QUERY,
-        _open_transactions,
-        lambda settings: [settings.PROBLEM_TRANSACTION_SECONDS],
-    ),
-    ProblemCheck(
-        "restart",
-        "PostgreSQL was started a short time ago",
-        _START_QUERY,
-        _restart,
-        lambda settings: [settings.PROBLEM_RESTART_SECONDS],
-    ),
-)
-
-# The summary of each check's alert.
-ALERTS: Final = {
-    "database": "PostgreSQL cannot be reached",
-    "process": "A part of a server process does not work",
-    "unchecked": "A check of problems could not run",
-    **{check.name: check.summary for check in CHECKS},
-}
+    cure = gettext("Run: {command}").format(command=_DOCTOR)
+    sentence = text.format(check=check.name)
+    return Problem(check.name, Severity.WARNING, sentence, None, cure, check="unchecked")

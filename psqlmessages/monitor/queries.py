@@ -54,6 +54,22 @@ Rows = list[tuple[Any, ...]]
 Query = tuple[str, Sequence[Any] | Mapping[str, Any]]
 
 
+def disk_size(*tables: str) -> str:
+    """Return an SQL expression: the size of tables, with partitions and indexes, in bytes."""
+    names = ", ".join(f"'{table}'" for table in tables)
+    return f"""(
+        SELECT sum(pg_total_relation_size(p.relid))::bigint
+        FROM unnest(ARRAY[{names}]::regclass[]) AS t (relid), LATERAL (
+            SELECT t.relid UNION SELECT l.relid FROM pg_partition_tree(t.relid) AS l
+        ) AS p
+    )"""  # noqa: S608 - callers pass constants
+
+
+QUEUES_DISK_SIZE: Final = disk_size("psqlmessages_element", "psqlmessages_elementkey")
+STREAMS_DISK_SIZE: Final = disk_size("psqlmessages_streammessage")
+BODIES_DISK_SIZE: Final = disk_size("psqlmessages_body")
+
+
 class RuleRow(NamedTuple):
     """A rule for a topic, as stored."""
 

@@ -86,8 +86,10 @@ def peek(
 
 def list_nodes(queue: str, *modes: str) -> str:
     """Return the idents in the rules of a queue with one of these modes, for a sentence."""
-    rules = Auth.objects.filter(type="Queue", dest__in=patterns(queue), mode__in=modes)
-    names = rules.order_by("ident").values_list("ident", flat=True).distinct()
+    rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
+    names = (
+        rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()
+    )
     shown = list(names[: _MAX_LISTED_NODES + 1])
     more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
     return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
@@ -122,10 +124,9 @@ def _sizes_text(queue: Queue) -> str:
 
 
 def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
+    text = _("Consumers get no more elements of {queue} until you resume it.")
     return (
-        _("Consumers get no more elements of {queue} until you resume it.").format(
-            queue=isolate(queue)
-        ),
+        text.format(queue=isolate(queue)),
         _("Pushes continue, and reserved elements can still be acknowledged."),
         _sizes_text(queue),
         _readers_text(queue.name),
@@ -151,10 +152,9 @@ def _resume(queue: Queue, _fields: Fields) -> str:
 
 
 def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
+    text = _("All available elements of {queue} will be permanently deleted.")
     return (
-        _("All available elements of {queue} will be permanently deleted.").format(
-            queue=isolate(queue)
-        ),
+        text.format(queue=isolate(queue)),
         _sizes_text(queue),
         _("Delayed and reserved elements stay."),
     )
@@ -186,18 +186,12 @@ def _test_message(fields: Fields) -> dict[str, Any]:
 def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
     message = _test_message(fields)
     size = len(EncodedBody.of(message["body"]).text.encode())
-    return (
-        _("A message of {size:,} bytes will be pushed to {queue}.").format(
-            size=size, queue=isolate(queue)
-        ),
-        *(
-            [_("It will be available after {delay}.").format(delay=message["delay"])]
-            if message["delay"]
-            else []
-        ),
-        _("A consumer will process it like any other message."),
-        _readers_text(queue.name),
-    )
+    text = _("A message of {size:,} bytes will be pushed to {queue}.")
+    sentences = [text.format(size=size, queue=isolate(queue))]
+    if message["delay"]:
+        sentences.append(_("It will be available after {delay}.").format(delay=message["delay"]))
+    sentences.append(_("A consumer will process it like any other message."))
+    return [*sentences, _readers_text(queue.name)]
 
 
 def _push(queue: Queue, fields: Fields) -> str:
@@ -242,11 +236,10 @@ def _destination(queue: Queue, fields: Fields) -> str:
 
 
 def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
-    number = len(_choose(queue, fields))
+    elements = _elements_text(len(_choose(queue, fields)))
+    text = _("{elements} of {queue} will be permanently deleted.")
     return (
-        _("{elements} of {queue} will be permanently deleted.").format(
-            elements=_elements_text(number), queue=isolate(queue)
-        ),
+        text.format(elements=elements, queue=isolate(queue)),
         _("Reserved elements stay."),
     )
 
@@ -271,11 +264,8 @@ def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
     ids_by_queue = _redrive_destinations(queue, fields)
     sentences = _describe_destinations(queue, ids_by_queue)
     if left := len(_choose(queue, fields)) - sum(map(len, ids_by_queue.values())):
-        sentences.append(
-            _("{elements} will stay: they are no dead letters of a known queue.").format(
-                elements=_elements_text(left)
-            )
-        )
+        text = _("{elements} will stay: they are not dead letters of a known queue.")
+        sentences.append(text.format(elements=_elements_text(left)))
     return sentences
 
 
@@ -314,23 +304,16 @@ def _redrive_destinations(queue: Queue, fields: Fields) -> dict[str, list[int]]:
 
 def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) -> list[str]:
     sentences = []
+    text = _("{elements} of {queue} will move to {to_queue}.")
+    new_text = _("The queue {queue} does not exist. It will be created.")
     for name, ids in ids_by_queue.items():
-        sentences.append(
-            _("{elements} of {queue} will move to {destination}.").format(
-                elements=_elements_text(len(ids)), queue=isolate(queue), destination=isolate(name)
-            )
-        )
-        if not Queue.objects.filter(name=name).exists():
-            sentences.append(
-                _("The queue {queue} does not exist. It will be created.").format(
-                    queue=isolate(name)
-                )
-            )
+        elements, to_queue = _elements_text(len(ids)), isolate(name)
+        sentences.append(text.format(elements=elements, queue=isolate(queue), to_queue=to_queue))
+        if not Queue.objects.using(database()).filter(name=name).exists():
+            sentences.append(new_text.format(queue=to_queue))
         sentences.append(_readers_text(name))
-    return [
-        *sentences,
-        _("They are delivered as new elements, with no failed attempts. Reserved elements stay."),
-    ]
+    text = _("They are delivered as new elements, with no failed attempts. Reserved elements stay.")
+    return [*sentences, text]
 
 
 def _summary(verb: str, number: int, ids: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Lock
@@ -106,7 +106,7 @@ class MonitoredQueue:
         return max(self.available, self.scheduled, self.reserved) > self.limit
 
     @property
-    def is_unread(self) -> bool:
+    def lacks_consumer(self) -> bool:
         """Whether the queue has elements but no known consumer; false for dead-letter queues."""
         has_consumer = self.is_taking or self.is_awaited or bool(self.exchanges)
         return self.backlog > 0 and not has_consumer and not self.is_dead_letter_queue
@@ -152,16 +152,15 @@ def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
 def read_rates(queue: int) -> tuple[list[float | None], list[float | None]]:
     """Return the rates in and out of a queue by bucket; None if a rate is unknown."""
     values = list(_samples.history(queue))
-    pairs = list(pairwise(values))
-    return _growth(pairs, 0), _growth(pairs, 1)
+    return _growth(values, 0), _growth(values, 1)
 
 
-def _growth(pairs: Iterable[tuple[Any, Any]], position: int) -> list[float | None]:
+def _growth(values: Sequence[Any], position: int) -> list[float | None]:
     return [
         None
         if first is None or last is None
         else max(0, last[position] - first[position]) / BUCKET_SECONDS
-        for first, last in pairs
+        for first, last in pairwise(values)
     ]
 
 

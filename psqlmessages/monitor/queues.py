@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -18,7 +17,8 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Queue
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
-from psqlmessages.monitor.actions import OPERATE_QUEUES, perform
+from psqlmessages.monitor.actions import OPERATE_QUEUES, missing_rule, perform
+from psqlmessages.monitor.formats import format_age, format_count
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -26,12 +26,13 @@ from psqlmessages.monitor.listing import (
     ListPage,
     ListQuery,
     check_parameters,
+    fetch,
     read_shared,
     render_page,
 )
 from psqlmessages.monitor.minutes import history_url
 from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.problems import format_age, format_count
+from psqlmessages.monitor.queries import QUEUES_DISK_SIZE
 from psqlmessages.monitor.queue_actions import ACTIONS, MAX_SEARCHED, list_nodes, peek
 from psqlmessages.monitor.queue_status import (
     BUCKET_SECONDS,
@@ -65,14 +66,12 @@ _LIST: Final = ListDefinition(
         Column(_("Last 10 minutes"), kind="line wide"),
     ),
     default_sort="-elements",
-    choices={
-        "state": {
-            "filled": _("with elements"),
-            "unread": _("without consumers"),
-            "paused": _("paused"),
-            "dead": _("dead-letter queues"),
-            "empty": _("empty"),
-        }
+    states={
+        "filled": _("with elements"),
+        "unread": _("without consumers"),
+        "paused": _("paused"),
+        "dead": _("dead-letter queues"),
+        "empty": _("empty"),
     },
 )
 _SORT_KEYS: Final[Mapping[str, Callable[[MonitoredQueue], Any]]] = {
@@ -85,7 +84,7 @@ _SORT_KEYS: Final[Mapping[str, Callable[[MonitoredQueue], Any]]] = {
 _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
     "": lambda _queue: True,
     "filled": lambda queue: queue.backlog > 0,
-    "unread": lambda queue: queue.is_unread,
+    "unread": lambda queue: queue.lacks_consumer,
     "paused": lambda queue: queue.is_paused,
     "dead": lambda queue: queue.is_dead_letter_queue,
     "empty": lambda queue: queue.backlog == 0,
@@ -96,41 +95,39 @@ _STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
 @require_monitor_access
 def queues(request: HttpRequest) -> HttpResponse:
     """Show the list of all queues."""
-    return _LIST.render(request, "queues", _read_page, common_context(request))
+    return _LIST.render(request, _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
-    text, is_chosen = query.search.lower(), _STATES[query.chosen["state"]]
+    text, is_chosen = query.search.lower(), _STATES[query.state]
     matching = [queue for queue in read_queues() if text in queue.name.lower() and is_chosen(queue)]
     matching.sort(key=lambda queue: queue.name)
     matching.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
     shown = matching[query.offset : query.offset + PAGE_SIZE]
     add_sizes(shown, MAX_IN_LIST)
-    return ListPage(query, [_row(queue) for queue in shown], len(matching))
+    disk_size = fetch(f"SELECT {QUEUES_DISK_SIZE}")[0][0]
+    return ListPage(query, [_row(queue) for queue in shown], len(matching), disk_size)
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:
     """Return what the templates show of a queue, as text."""
     largest = max((value for value in queue.graph if value is not None), default=0)
+    elements = gettext("about {number:,}") if queue.is_estimate else "{number:,}"
     return {
         "queue": queue,
-        "elements": _about(queue.elements) if queue.is_estimate else f"{queue.elements:,}",
+        "elements": elements.format(number=queue.elements),
         "available": format_count(queue.available, queue.limit),
         "scheduled": format_count(queue.scheduled, queue.limit),
         "reserved": format_count(queue.reserved, queue.limit),
         "rate_in": _rate(queue.rate_in),
         "rate_out": _rate(queue.rate_out),
-        "oldest": "-" if queue.oldest is None else format_age(timedelta(seconds=queue.oldest)),
+        "oldest": format_age(queue.oldest) or "-",
         "consumers": _consumers(queue),
         "dead_letters": f"{queue.dead_letters:,}",
         "graph": polylines(queue.graph, largest),
         "largest": f"{largest:,}",
         "width": BUCKETS - 1,
     }
-
-
-def _about(number: int) -> str:
-    return gettext("about {number:,}").format(number=number)
 
 
 def _rate(rate: float | None) -> str:
@@ -223,7 +220,8 @@ def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> 
         with transaction.atomic(using=database()):
             elements = peek(name, search, offset, limit=PAGE_SIZE + 1, with_bodies=with_bodies)
     except (MessagesError, ImproperlyConfigured, OperationalError) as error:
-        return {**context, "peek_error": str(error).strip()}
+        rule = missing_rule(error, request.get_full_path())
+        return {**context, "peek_error": str(error).strip(), "rule": rule}
     return {
         **context,
         "elements": elements[:PAGE_SIZE],

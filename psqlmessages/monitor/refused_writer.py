@@ -77,7 +77,7 @@ async def write_counts() -> None:
 
 
 def _limit_rules(counts: Counter[NeededRule]) -> Counter[NeededRule]:
-    """Limit the number of rules; omit those of the monitor's nodes, which its pages report."""
+    """Limit the number of rules; omit the monitor's own nodes: its pages show what they lack."""
     own_prefix = ident_pattern()[:-1]
     result: Counter[NeededRule] = Counter()
     for rule, count in counts.most_common():

@@ -20,7 +20,7 @@ from psqlmessages.monitor.actions import parse_time
 from psqlmessages.monitor.listing import PAGE_SIZE, check_parameters, limit_query_time
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import position_at
-from psqlmessages.monitor.views import common_context, require_monitor_access, require_topic_name
+from psqlmessages.monitor.views import common_context, require_monitor_access, require_name
 from psqlmessages.orm import fetch
 
 # A search reads at most this many messages.
@@ -68,7 +68,7 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
     Without either, show the last messages, or the first matches of a ``search``.
     """
     check_parameters(request, ["topic", "time", "after", "search"])
-    name = require_topic_name(request.GET.get("topic", ""))
+    name = require_name(request.GET.get("topic", ""))
     topic = Topic.objects.using(database()).filter(name=name).first()
     if topic is None:
         raise Http404("There is no topic with this name.")
@@ -93,7 +93,7 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
     else:
         context["messages_"] = messages[:PAGE_SIZE]
         if previous is not None and not search:
-            context["earlier"] = _query(name, previous, search)
+            context["earlier"] = _query(name, previous)
         if len(messages) > PAGE_SIZE:
             context["later"] = _query(name, messages[PAGE_SIZE - 1].id, search)
     status = 400 if "errors" in context else 200
@@ -134,7 +134,5 @@ def _previous_position(topic: Topic, before: int) -> int | None:
     return None if position is None else int(position)
 
 
-def _query(topic: str, after: int, search: str) -> str:
-    return "?" + urlencode(
-        {"topic": topic, "after": after, **({"search": search} if search else {})}
-    )
+def _query(topic: str, after: int, search: str = "") -> str:
+    return "?" + urlencode({"topic": topic, "after": after, "search": search})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from threading import Lock
 from time import time
 from typing import Final
 
 from psqlmessages.models import Subscription
+from psqlmessages.monitor.formats import MAX_COUNTED
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
-from psqlmessages.monitor.problems import MAX_COUNTED, format_age, format_count
 from psqlmessages.monitor.queue_status import BUCKET_SECONDS, BUCKETS, polylines
 
 # A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.
@@ -79,21 +79,6 @@ class SubscriptionStatus:
         """The largest value of the graph."""
         values = (value for value in _samples.values(self.id) if value is not None)
         return max(values, default=0)
-
-    @property
-    def unread_text(self) -> str:
-        """The number of unread messages, as text."""
-        return "" if self.unread is None else format_count(self.unread)
-
-    @property
-    def lag_text(self) -> str:
-        """The age of the oldest unread message, as text."""
-        return "" if self.lag is None else format_age(timedelta(seconds=self.lag))
-
-    @property
-    def read_text(self) -> str:
-        """The time since the last read, as text."""
-        return format_age(timedelta(seconds=self.read_age))
 
 
 def read_subscriptions(

@@ -26,17 +26,19 @@ from psqlmessages.monitor.actions import (
     parse_time,
     perform,
 )
+from psqlmessages.monitor.formats import format_age, format_count
 from psqlmessages.monitor.listing import (
     Column,
     ListDefinition,
     ListPage,
     ListQuery,
     check_parameters,
+    fetch,
     read_shared,
     render_page,
 )
 from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.problems import format_count
+from psqlmessages.monitor.queries import STREAMS_DISK_SIZE
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
     count_between,
@@ -51,7 +53,7 @@ from psqlmessages.monitor.views import (
     admin_page,
     common_context,
     require_monitor_access,
-    require_topic_name,
+    require_name,
 )
 
 _LIST: Final = ListDefinition(
@@ -68,11 +70,9 @@ _LIST: Final = ListDefinition(
     ),
     "-lag",
     {
-        "state": {
-            "alive": gettext_lazy("alive"),
-            "silent": gettext_lazy("silent"),
-            "expired": gettext_lazy("expired"),
-        }
+        "alive": gettext_lazy("alive"),
+        "silent": gettext_lazy("silent"),
+        "expired": gettext_lazy("expired"),
     },
 )
 
@@ -83,18 +83,19 @@ def streams(request: HttpRequest) -> HttpResponse:
     """Show all subscriptions, by default the largest lag first; or the stream in ``?name=``."""
     if "name" in request.GET:
         return stream(request)
-    return _LIST.render(request, "streams", _read_page, common_context(request))
+    return _LIST.render(request, _read_page, common_context(request))
 
 
 def _read_page(query: ListQuery) -> ListPage:
     subscriptions, total = read_subscriptions(
         search=query.search,
-        state=query.chosen["state"],
+        state=query.state,
         order=query.column,
         is_descending=query.is_descending,
         offset=query.offset,
     )
-    return ListPage(query, subscriptions, total)
+    disk_size = fetch(f"SELECT {STREAMS_DISK_SIZE}")[0][0]
+    return ListPage(query, subscriptions, total, disk_size)
 
 
 @require_safe
@@ -102,7 +103,7 @@ def _read_page(query: ListQuery) -> ListPage:
 def stream(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one stream with its subscriptions."""
     check_parameters(request, ["name"])
-    name = require_topic_name(name or request.GET.get("name", ""))
+    name = require_name(name or request.GET.get("name", ""))
     status = read_shared(("stream", name), lambda: read_stream_status(name))
     subscriptions, total = read_shared(
         ("subscriptions of", name), lambda: read_subscriptions(topic=name)
@@ -164,7 +165,11 @@ def _describe_move(subscription: Subscription, position: int, *, is_done: bool =
 
 
 def _describe_reader(status: SubscriptionStatus) -> str:
-    values = {"node": isolate(status.node), "age": status.read_text, "timeout": status.timeout}
+    values = {
+        "node": isolate(status.node),
+        "age": format_age(status.read_age),
+        "timeout": status.timeout,
+    }
     if status.state == "expired":
         text = _("The subscription has expired. It starts again, with the timeout %(timeout)d s.")
     elif status.state == "alive":
@@ -209,8 +214,8 @@ def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]
     values = {
         "node": isolate(status.node),
         "stream": isolate(status.topic),
-        "number": status.unread_text or "0",
-        "age": status.read_text,
+        "number": format_count(status.unread or 0),
+        "age": format_age(status.read_age),
     }
     sentences = [
         _("%(node)s will not read %(number)s unread messages of %(stream)s.") % values,
@@ -230,7 +235,7 @@ def _delete(subscription: Subscription, _fields: Fields) -> str:
     ) % {
         "node": isolate(status.node),
         "stream": isolate(status.topic),
-        "number": status.unread_text or "0",
+        "number": format_count(status.unread or 0),
     }
 
 

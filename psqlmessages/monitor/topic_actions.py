@@ -1,29 +1,26 @@
-"""Actions on topics: send or publish a test message; add the rule to observe all topics."""
+"""Action on a topic: send or publish a test message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from django.db import DatabaseError
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST
 
 from psqlmessages.client import calls, stream_calls
-from psqlmessages.models import Auth, Subscription, Topic
+from psqlmessages.models import Subscription, Topic
 from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
-from psqlmessages.monitor.actions import Action, Fields, field_value, log_action, perform, read_body
-from psqlmessages.monitor.names import ident_pattern, object_url
-from psqlmessages.monitor.views import ADD_RULE, require_monitor_access, require_topic_name
+from psqlmessages.monitor.actions import Action, Fields, field_value, perform, read_body
+from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.views import require_monitor_access, require_name
 from psqlmessages.orm import fetch, own_ident, run
 from psqlmessages.wire import EncodedBody
 
-# The timeout in the monitor's rule has no effect, since observing stores no bodies.
-_RULE_TIMEOUT_SECONDS: Final = 60
 _MAX_NODES: Final = 10
 _LISTENERS: Final = "SELECT v.listeners FROM messages.list_topics(%s::text[]) AS v"
 
@@ -78,33 +75,6 @@ SEND: Final[Action[Topic]] = Action(
 @require_monitor_access
 def send_test_message(request: HttpRequest) -> HttpResponse:
     """Send a message to the topic in ``?topic=``, after a confirmation."""
-    name = require_topic_name(request.GET.get("topic", ""))
+    name = require_name(request.GET.get("topic", ""))
     topic = Topic.objects.using(database()).filter(name=name).first() or Topic(name=name)
     return perform(request, SEND, topic, object_url("topic", name))
-
-
-@require_POST
-@require_monitor_access
-def add_rule(request: HttpRequest) -> HttpResponse:
-    """Add the rule that lets the monitor observe all topics; it takes effect within two seconds."""
-    if not request.user.has_perm(ADD_RULE):
-        text = _("The permission {permission} is missing.").format(permission=ADD_RULE)
-        return JsonResponse({"error": text}, status=403)
-    ((role,),) = fetch("SELECT session_user::text", [], database())
-    try:
-        rule, is_new = Auth.objects.get_or_create(
-            role=role,
-            ident=ident_pattern(),
-            type=Auth.Type.TOPIC,
-            dest="*",
-            defaults={"mode": Auth.Mode.OBSERVE, "timeout": _RULE_TIMEOUT_SECONDS},
-        )
-    except DatabaseError as error:
-        return JsonResponse({"error": str(error).strip()}, status=503)
-    if is_new:
-        log_action(request, rule, f"Added {rule}.", is_addition=True)
-    elif rule.mode != Auth.Mode.OBSERVE:
-        text = _("The rule exists with mode {mode}: change its mode to O.")
-        text = text.format(mode=rule.mode)
-        return JsonResponse({"error": text}, status=409)
-    return JsonResponse({"error": ""})

@@ -26,7 +26,7 @@ from psqlmessages.monitor.views import (
     admin_page,
     common_context,
     require_monitor_access,
-    require_topic_name,
+    require_name,
 )
 
 # Reading half a day of a topic with 40 senders takes 0.7 s; the pages wait for 6 s.
@@ -117,17 +117,13 @@ async def read_traffic(selection: TrafficSelection) -> str | None:
     if jobs is None or rows is None:
         return None
     describe = _describe_topics if selection.topic is None else _describe_topic
-    return to_json({**_describe_time(selection, starts_at, *jobs[0]), **describe(rows)})
+    return to_json({**_describe_time(selection, starts_at, jobs[0]), **describe(rows)})
 
 
 def _describe_time(
-    selection: TrafficSelection,
-    starts_at: int,
-    now: Any,
-    oldest: Any,
-    newest: Any,
-    jobs: list[dict[str, Any]],
+    selection: TrafficSelection, starts_at: int, row: tuple[Any, ...]
 ) -> dict[str, Any]:
+    now, oldest, newest, jobs = row
     for job in jobs:
         age = now.timestamp() - job["seen_at"]
         job["is_alive"] = job["state"] not in ENDED_STATES and age < WORKER_TIMEOUT_SECONDS
@@ -223,14 +219,15 @@ def traffic(request: HttpRequest) -> HttpResponse:
 @require_monitor_access
 def traffic_topic(request: HttpRequest) -> HttpResponse:
     """Show one topic, given by ``?name=``."""
-    name = require_topic_name(request.GET.get("name", ""))
+    name = require_name(request.GET.get("name", ""))
     window, seconds = _selected_range(request, RANGES)
+    shortest = {choice[0]: choice for choice in reversed(RANGES)}
     context = {
         **_page_context(request, window, seconds, name),
         "topic": name,
         "topic_url": object_url("topic", name),
         "windows": [
-            RangeLink(text, _query_string(name, *_shortest_range(length)), length == window)
+            RangeLink(text, _query_string(name, *shortest[length]), length == window)
             for length, text in _WINDOW_LENGTHS.items()
         ],
         "choices": [
@@ -248,7 +245,7 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
 @json_view
 async def traffic_data(request: HttpRequest) -> str | None:
     """Return the data of a page as JSON text; None if it cannot be read."""
-    topic = require_topic_name(request.GET["name"]) if "name" in request.GET else None
+    topic = require_name(request.GET["name"]) if "name" in request.GET else None
     selection = TrafficSelection(*_selected_range(request, RANGES), topic)
     return await read_shared_text(selection, lambda: read_traffic(selection), _PAUSE_FACTOR)
 
@@ -258,10 +255,6 @@ def _selected_range(request: HttpRequest, ranges: Iterable[tuple[int, int]]) -> 
     query = request.GET.get("window", ""), request.GET.get("seconds", "")
     selected = (choice for choice in ranges if tuple(map(str, choice)) == query)
     return next(selected, next(iter(ranges)))
-
-
-def _shortest_range(window: int) -> tuple[int, int]:
-    return next(choice for choice in RANGES if choice[0] == window)
 
 
 def _query_string(topic: str | None, window: int, seconds: int) -> str:

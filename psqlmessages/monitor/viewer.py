@@ -61,7 +61,7 @@ class Viewer:
     def check_ready(self) -> bool:
         """Return whether a frame can be sent now; close a page whose oldest frame waits too long.
 
-        If not, the next frame must be a snapshot.
+        If it cannot be sent, the next frame must be a snapshot.
         """
         if len(self._unread) < MAX_UNREAD_FRAMES:
             return True

@@ -85,7 +85,7 @@ def topics(request: HttpRequest) -> HttpResponse:
 @require_monitor_access
 def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     """Show one topic. Its name is in the path, or in ``?name=`` if it cannot be part of a path."""
-    name = require_topic_name(name or request.GET.get("name", ""))
+    name = require_name(name or request.GET.get("name", ""))
     context = {
         **common_context(request),
         "topic": name,
@@ -99,10 +99,10 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     return render(request, "psqlmessages/monitor/topic.html", context)
 
 
-def require_topic_name(name: str) -> str:
-    """Return the given topic name; raise Http404 if it is not valid."""
+def require_name(name: str) -> str:
+    """Return the given name of a topic or node; raise Http404 if it is not valid."""
     if not is_name(name) or name.endswith("*"):
-        raise Http404("This is not a valid topic name.")
+        raise Http404("This is not a valid name.")
     return name
 
 
@@ -115,9 +115,13 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
         "logout_url": find_url("admin:logout") or find_url("logout"),
         "may_add_rule": request.user.has_perm(ADD_RULE),
         "rule_permission": ADD_RULE,
-        "rule_ident": ident_pattern(),
+        "observing_rule": {
+            # The page inserts the role.
+            "role": "", "ident": ident_pattern(), "type": "Topic", "dest": "*", "mode": "O",
+            "back": request.get_full_path(),
+        },
         "rule_url": admin_page(request, "auth", is_change_page=True),
-    }
+    }  # fmt: skip
 
 
 def admin_page(

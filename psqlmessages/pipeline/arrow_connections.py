@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -10,7 +11,7 @@ import adbc_driver_manager
 from adbc_driver_postgresql import dbapi
 
 from psqlmessages.exceptions import ConnectionLost, error_for
-from psqlmessages.pipeline.database import connection_error, record_reached_address
+from psqlmessages.pipeline.database import CONFLICTS, connection_error, record_reached_address
 from psqlmessages.pipeline.errors import ReusedConnectionLost
 
 MAX_CONNECTIONS: Final = 4
@@ -31,7 +32,7 @@ class ArrowConnections:
         if key in self._connections:
             self._reused.add(key)
             return self._connections[key]
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if is_full(self._connections):
             self.close()
         try:
             self._connections[key] = dbapi.connect(address, autocommit=True)
@@ -43,14 +44,16 @@ class ArrowConnections:
     def drop_and_translate(self, address: str, error: DriverError) -> Exception:
         """Drop the connection that raised ``error``; return the exception to raise.
 
-        Returns a ConnectionLost, the MessagesError of an SQL function, or else ``error``.
+        Returns one of TRANSIENT, the MessagesError of an SQL function, or else ``error``.
         """
         is_reused = (os.getpid(), address) in self._reused
         self.drop(address)
-        state, text = error.sqlstate or "", first_line(error)
+        state, text = error.sqlstate or "", error_text(error)
         # The SQL functions raise error 1 with the SQLSTATE PM001.
         if state.startswith("PM") and state[2:].isdecimal():
             return error_for(int(state[2:]), text)
+        if conflict := next((each for each in CONFLICTS if each.sqlstate == state), None):
+            return conflict(text)
         if state:
             # A connection exception, or the shutdown of the server or session.
             is_lost = state.startswith(("08", "57P"))
@@ -59,23 +62,6 @@ class ArrowConnections:
         if not is_lost:
             return error
         return ReusedConnectionLost(text) if is_reused else ConnectionLost(text)
-
-    def probe_and_drop(self, address: str, error: OSError) -> Exception:
-        """Drop the connection on which a read raised ``error``; return the exception to raise.
-
-        Returns a ConnectionLost if a probe query finds that the connection is lost, else ``error``.
-        """
-        connection = self._connections.get((os.getpid(), address))
-        try:
-            if connection is not None:
-                with connection.cursor() as cursor:
-                    cursor.execute("SELECT 1")
-                    cursor.fetchall()
-        except DriverError as probe_error:
-            translated = self.drop_and_translate(address, probe_error)
-            return translated if isinstance(translated, ConnectionLost) else error
-        self.drop(address)
-        return error
 
     def drop(self, address: str) -> None:
         """Close this process's connection to an address, if there is one."""
@@ -92,6 +78,15 @@ class ArrowConnections:
             self.drop(address)
 
 
-def first_line(error: DriverError) -> str:
-    """Return the first line of a driver error, which ends with PostgreSQL's message."""
-    return str(error).strip().partition("\n")[0]
+def is_full(cache: Iterable[tuple[int, str]]) -> bool:
+    """Return whether a cache, by process and address, has MAX_CONNECTIONS of this process.
+
+    A forked process has a copy of the cache, but must not use or close the copied connections.
+    """
+    return sum(pid == os.getpid() for pid, _ in cache) >= MAX_CONNECTIONS
+
+
+def error_text(error: DriverError) -> str:
+    """Return PostgreSQL's message in a driver error; if there is none, the error's first line."""
+    line = str(error).strip().partition("\n")[0]
+    return (line.partition("ERROR:")[2] or line).strip()

@@ -77,8 +77,9 @@ def cast_batch(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# Filters that PostgreSQL evaluates with the same result as Spark. Pure functions.
+# Filters that PostgreSQL evaluates with the same result as Spark.
 
+_FILTERED_COLUMNS: Final = ("id", "topic", "sender", "published_at")
 _COMPARISONS: Final[dict[type[spark.Filter], str]] = {
     spark.GreaterThan: ">",
     spark.GreaterThanOrEqual: ">=",
@@ -102,10 +103,24 @@ class Condition:
     is_exact: bool = False
 
 
-def to_condition(filter_: spark.Filter, schema: types.StructType) -> Condition | None:
-    """Convert a filter to SQL; None if Spark must evaluate it."""
+def to_condition(filter_: Any, schema: types.StructType) -> Condition | None:
+    """Convert a Filter of Spark to SQL; return None if Spark must evaluate it."""
+    if isinstance(filter_, spark.Not):
+        inner = to_condition(filter_.child, schema)
+        if inner is None or not isinstance(filter_.child, spark.EqualTo | spark.In):
+            return None
+        return Condition(f"NOT ({inner.sql})")
+    name = ".".join(getattr(filter_, "attribute", ()))
+    type_ = schema[name].dataType if name in schema.fieldNames() else None
+    # Not if the user has changed the type of the column.
+    if name not in _FILTERED_COLUMNS or type_ != TOPIC_SCHEMA[name].dataType:
+        return None
+    if isinstance(filter_, spark.IsNull | spark.IsNotNull):
+        is_null = isinstance(filter_, spark.IsNull)
+        # These columns are never null.
+        return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_exact=not is_null)
     try:
-        return _convert_filter(filter_, schema)
+        return _convert_comparison(filter_, name)
     except ValueError:
         # PostgreSQL cannot store the value, so only Spark can compare with it.
         return None
@@ -123,22 +138,6 @@ def limit_ids(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int
     return low, max(low, min([high, *(c.high for c in conditions)]))
 
 
-def _convert_filter(filter_: Any, schema: types.StructType) -> Condition | None:
-    if isinstance(filter_, spark.Not):
-        inner = _convert_filter(filter_.child, schema)
-        if inner is None or not isinstance(filter_.child, spark.EqualTo | spark.In):
-            return None
-        return Condition(f"NOT ({inner.sql})")
-    name = ".".join(getattr(filter_, "attribute", ()))
-    if name not in schema.fieldNames() or not _can_push_down(name, schema[name].dataType):
-        return None
-    if isinstance(filter_, spark.IsNull | spark.IsNotNull):
-        is_null = isinstance(filter_, spark.IsNull)
-        # The columns that PostgreSQL can filter are never null.
-        return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_exact=not is_null)
-    return _convert_comparison(filter_, name)
-
-
 def _convert_comparison(filter_: Any, name: str) -> Condition | None:
     value = filter_.value
     if isinstance(filter_, spark.EqualTo | spark.EqualNullSafe | spark.In):
@@ -153,16 +152,9 @@ def _convert_comparison(filter_: Any, name: str) -> Condition | None:
     sql = f"{name} {operator} {_sql_literal(name, value)}"
     if name != "id":
         return Condition(sql)
-    is_inclusive = operator.endswith("=")
     if operator.startswith(">"):
-        return Condition(sql, low=value - 1 if is_inclusive else value, is_exact=True)
-    return Condition(sql, high=value if is_inclusive else value - 1, is_exact=True)
-
-
-def _can_push_down(name: str, type_: types.DataType) -> bool:
-    """Return whether PostgreSQL can filter a column; it cannot if the user changed its type."""
-    is_supported = name in ("id", "topic", "sender", "published_at")
-    return is_supported and type_ == TOPIC_SCHEMA[name].dataType
+        return Condition(sql, low=value - (operator == ">="), is_exact=True)
+    return Condition(sql, high=value - (operator == "<"), is_exact=True)
 
 
 def _in_condition(name: str, values: Sequence[Any]) -> Condition:

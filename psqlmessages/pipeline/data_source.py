@@ -22,7 +22,7 @@ _PUSHDOWN_MODULE: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class MessagesSource(datasource.DataSource):
-    """Creates the readers and writers of topics and queues. Parses the options of reads."""
+    """Creates the readers and writers of topics and queues."""
 
     @classmethod
     def name(cls) -> str:
@@ -45,9 +45,8 @@ class MessagesSource(datasource.DataSource):
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802
         """Return the reader of ``spark.readStream``."""
         options = SourceOptions.of(self.options)
-        if options.queue is not None:
-            return QueueStreamReader(options, schema)
-        return TopicStreamReader(options, schema)
+        reader = TopicStreamReader if options.queue is None else QueueStreamReader
+        return reader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> MessagesWriter:
         """Return the writer of ``df.write``."""

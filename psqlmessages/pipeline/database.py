@@ -103,19 +103,22 @@ T = TypeVar("T")
 OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
 NO_RETRY: Final = timedelta(0)
 
-# Errors after which a retry may succeed. The last two have rolled back the transaction.
-TRANSIENT: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
+# PostgreSQL has rolled back the transaction because of another one.
+CONFLICTS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
+# Errors after which a retry may succeed.
+TRANSIENT: Final = (ConnectionLost, *CONFLICTS)
 
 _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries with backoff; raises ServerUnreachable if failures last longer than ``timeout``."""
+    """Retries with backoff; raises an error if failures last longer than ``timeout``."""
 
     def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._timeout = timeout
         self._backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
         self._log = RateLimitedLogger(logger)
+        self._failing_since: float | None = None
         self._down_since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
@@ -130,23 +133,30 @@ class OutageRetry:
                 return result
 
     def wait_after(self, error: object) -> None:
-        """Wait before the next attempt; raise ServerUnreachable if the timeout is over."""
+        """Wait before the next attempt; after the timeout, raise ServerUnreachable or ``error``."""
         if isinstance(error, ReusedConnectionLost):
             # Do not wait: the connection may have been lost long ago, and the database may be up.
             return
         now = monotonic()
-        self._down_since = self._down_since or now
+        self._failing_since = self._failing_since or now
+        has_timed_out = now - self._failing_since >= self._timeout.total_seconds()
         text = (str(error).strip() or repr(error)).splitlines()[0]
-        if now - self._down_since >= self._timeout.total_seconds():
-            raise ServerUnreachable(f"the database is unreachable: {text}") from None
-        self._log.warning("the database is unreachable, retrying: %s", text)
+        if isinstance(error, CONFLICTS):
+            if has_timed_out:
+                raise error
+            self._log.warning("PostgreSQL rolled back a transaction, retrying: %s", text)
+        else:
+            if has_timed_out:
+                raise ServerUnreachable(f"the database is unreachable: {text}") from None
+            self._down_since = self._down_since or now
+            self._log.warning("the database is unreachable, retrying: %s", text)
         sleep(self._backoff.record_failure(now))
 
     def reset(self) -> None:
         """Reset the backoff after a success; log the end of an outage, if there was one."""
         if self._down_since is not None:
             logger.warning("the database is back after %.1f s", monotonic() - self._down_since)
-        self._down_since = None
+        self._failing_since = self._down_since = None
         self._backoff.reset()
 
 
@@ -189,9 +199,9 @@ def _reached_file(address: str) -> Path:
 class Database:
     """Runs statements one by one in autocommit mode; threads may share an instance.
 
-    If the connection breaks, the statement is repeated, and may be executed twice. If the database
-    is down, calls retry for ``timeout``, but not for an address that was never reached: see
-    `record_reached_address`. ``options`` are those of `dsn`.
+    After an error of TRANSIENT, calls repeat the statement for ``timeout``, but not for an address
+    that was never reached: see `record_reached_address`. If the connection breaks, the statement
+    may be executed twice. ``options`` are those of `dsn`.
     """
 
     def __init__(self, options: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:

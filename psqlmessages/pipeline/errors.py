@@ -34,7 +34,7 @@ class MessagesGone(MessagesError):
 
 
 class ReadBroken(MessagesError):
-    """The connection broke after a read had returned rows, and the read cannot continue."""
+    """A read broke after it had returned rows, and cannot continue."""
 
 
 class LoginRefused(ServerUnreachable):

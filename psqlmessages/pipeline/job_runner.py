@@ -161,13 +161,9 @@ class JobRunner:
     def _print_batch(self, batch: Any, rows: int) -> None:
         if monotonic() - self._lag_measured_at >= _LAG_INTERVAL_SECONDS:
             self._measure_lag()
-        lag = self._progress.lag_seconds
-        if lag is None:
-            lag_text = ""
-        elif lag == 0:
-            lag_text = ", all messages read"
-        else:
-            lag_text = f", lag {lag:,.1f} s"
+        lag_text = ""
+        if (lag := self._progress.lag_seconds) is not None:
+            lag_text = f", lag {lag:,.1f} s" if lag else ", all messages read"
         seconds = batch.durationMs["triggerExecution"] / 1000
         self.print_line(
             f"batch {batch.batchId}: {rows:,} rows in {seconds:.2f} s,"

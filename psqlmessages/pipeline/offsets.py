@@ -153,7 +153,7 @@ class Lag:
         """Return the age in seconds of the oldest unread message; 0.0 if there is none.
 
         Returns None until the query has finished a batch: before that, its position is unknown.
-        Raises MessagesError, for instance ServerUnreachable.
+        Raises psycopg.Error or MessagesError, for instance ServerUnreachable.
         """
         progress = self._query.lastProgress
         offset: Any = progress.sources[0].endOffset if progress is not None else None
@@ -169,7 +169,7 @@ class Lag:
         ]
         if not unread:
             return 0.0
-        columns = [list(column) for column in zip(*unread, strict=True)]
+        columns = map(list, zip(*unread, strict=True))
         ((seconds,),) = self._database.fetch_rows(_OLDEST_AGE, [*columns, self._client])
         return max(float(seconds or 0), 0.0)
 

@@ -75,13 +75,10 @@ def _acquire_lock(path: Path) -> int:
 
 def _is_unlocked(folder: Path) -> bool:
     try:
-        lock = os.open(folder / _LOCK_FILE, os.O_RDWR)
+        with (folder / _LOCK_FILE).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    finally:
-        os.close(lock)
     return True

@@ -16,10 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from psqlmessages.client import calls
-from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pipeline.arrow_connections import ArrowConnections, DriverError
 from psqlmessages.pipeline.columns import cast_batch
-from psqlmessages.pipeline.database import OutageRetry, add_defaults, dsn
+from psqlmessages.pipeline.database import TRANSIENT, OutageRetry, add_defaults, dsn
 from psqlmessages.pipeline.errors import ReadBroken
 
 
@@ -39,7 +38,7 @@ def exclude_modules_from_gc() -> None:
 # Size of the driver's batches. Larger ones are slower: 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
 # Rows are buffered, and returned when the buffer exceeds this size. While no row has been returned,
-# every read can be repeated after a lost connection, also without `is_repeatable`.
+# every read can be repeated, also without `is_repeatable`.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 _STATEMENT_OPTIONS: Final = {
@@ -82,8 +81,8 @@ def read_batches(
     Takes each statement from the iterator after reading the rows of the previous one. Runs
     ``final_query`` last: its SQL returns JSON as text, and its function gets the parsed JSON.
 
-    If the connection is lost or cannot be opened, retries with the first statement, and skips the
-    rows already returned. Raises ServerUnreachable after OUTAGE_TIMEOUT. If rows were returned,
+    After an error of TRANSIENT, retries with the first statement, and skips the rows already
+    returned; after OUTAGE_TIMEOUT, raises ServerUnreachable or the conflict. If rows were returned,
     raises ReadBroken unless ``is_repeatable`` (a retry returns the same rows in the same order),
     and if the retry returns fewer rows than before, or than ``row_count`` (0: unknown).
     """
@@ -113,17 +112,15 @@ def read_batches(
                     returned += sum(each.num_rows for each in buffered)
                     yield from buffered
                     buffered.clear()
-        except ConnectionLost as error:
+        except TRANSIENT as error:
             if returned and not is_repeatable:
-                raise ReadBroken(f"the connection broke while reading: {error.text}") from None
+                raise ReadBroken(f"the read broke after it had returned rows: {error}") from None
             retry.wait_after(error)
             continue
         retry.reset()
         count = returned + sum(each.num_rows for each in buffered)
         if to_skip or (is_resumed and count < row_count):
-            raise ReadBroken(
-                "the connection broke while reading, and rows were removed before it was restored"
-            )
+            raise ReadBroken("the read broke, and rows were removed before it was repeated")
         yield from buffered
         return
 
@@ -143,7 +140,8 @@ def _read_once(
             for statement in statements:
                 cursor.adbc_statement.set_options(**_STATEMENT_OPTIONS)
                 cursor.execute(statement.sql)
-                for batch in cursor.fetch_record_batch():
+                # Errors of the reader that `fetch_record_batch` returns have no SQLSTATE.
+                for batch in cursor._results.reader:
                     if statement.on_batch is not None:
                         statement.on_batch(batch)
                     if not statement.is_internal:
@@ -155,9 +153,6 @@ def _read_once(
                 on_result(calls.raise_for_error(json.loads(answer)), is_resumed)
     except DriverError as error:
         raise _connections.drop_and_translate(address, error) from None
-    except OSError as error:
-        # While rows are fetched, pyarrow raises OSError for any driver error, with the text only.
-        raise _connections.probe_and_drop(address, error) from None
     except BaseException:
         # GeneratorExit too: if Spark stops reading early, the connection's COPY is unfinished.
         _connections.drop(address)

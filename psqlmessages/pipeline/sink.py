@@ -153,9 +153,10 @@ class _StagingWriter:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
         """Stage the rows of one task attempt."""
         staging_ids, rows = stage(self.options, to_staged_rows(iterator, self.columns))
-        task = TaskContext.get()
-        query = task.getLocalProperty(_QUERY_PROPERTY) if task else None
-        batch = task.getLocalProperty(_BATCH_PROPERTY) if task else None
+        query = batch = None
+        if task := TaskContext.get():
+            query = task.getLocalProperty(_QUERY_PROPERTY)
+            batch = task.getLocalProperty(_BATCH_PROPERTY)
         return StagedCommit(staging_ids, rows, query, None if batch is None else int(batch))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803

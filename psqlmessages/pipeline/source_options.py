@@ -59,7 +59,7 @@ class SourceOptions:
             # Fewer elements than messages: an offset lists all leases of its batch, and Spark
             # keeps 100 offsets in memory.
             max_rows=_parse_count(lowered, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
-            fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss", "true"),
+            fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_parse_count(lowered, "partitions", 2),
             dsn_options={dsn_name: lowered[dsn_name]} if dsn_name in lowered else {},
@@ -125,8 +125,8 @@ def _parse_count(lowered: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _parse_bool(lowered: Mapping[str, str], name: str, default: str) -> bool:
-    value = lowered.get(name.lower(), default)
+def _parse_bool(lowered: Mapping[str, str], name: str) -> bool:
+    value = lowered.get(name.lower(), "true")
     if value.lower() not in ("true", "false"):
         raise OptionRefused(f"{name} {value!r} must be true or false")
     return value.lower() == "true"

@@ -64,7 +64,7 @@ def _find_package() -> Path | None:
 
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-# The sockets of Spark's Python workers have such names.
+# Spark gives the sockets of its Python workers such names.
 SOCKET_NAME_LENGTH: Final = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 SOCKET_PATH_LIMIT: Final = 103  # The lowest limit of all platforms.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ from time import monotonic
 from typing import Final
 from uuid import UUID, uuid4
 
+import psycopg
 import pyarrow as pa
 
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.arrow_connections import (
-    MAX_CONNECTIONS,
     ArrowConnections,
     DriverError,
-    first_line,
+    error_text,
+    is_full,
 )
 from psqlmessages.pipeline.database import (
     NO_RETRY,
@@ -61,7 +63,7 @@ def unstage(options: Mapping[str, str], staging_ids: Sequence[str]) -> None:
     """Delete staged rows if possible now; otherwise housekeeping deletes them after a day."""
     if not staging_ids:
         return
-    with suppress(MessagesError, DriverError):
+    with suppress(MessagesError, psycopg.Error, DriverError):
         address = add_defaults(dsn(options))
         OutageRetry(NO_RETRY).call(lambda: _delete_staged(address, staging_ids))
 
@@ -81,7 +83,7 @@ class _StagingTask:
     """Stages the rows of a task, with a new staging id for each transaction.
 
     ``staging_ids`` are the ids of committed transactions, in order. ``uncertain_ids`` are the ids
-    of transactions during which the connection was lost: they may be committed.
+    of transactions that failed with an error of TRANSIENT: they may be committed.
     """
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
@@ -125,8 +127,7 @@ class _StagingTask:
             if isinstance(translated, TRANSIENT):
                 self.uncertain_ids.append(str(staging_id))
                 raise translated from None
-            text = first_line(error).rpartition("ERROR:")[2].strip()
-            raise MessagesError(f"the rows cannot be staged: {text}") from error
+            raise MessagesError(f"the rows cannot be staged: {error_text(error)}") from error
         return str(staging_id)
 
     def _batches_to_copy(self, staging_id: UUID) -> Iterator[pa.RecordBatch]:
@@ -169,8 +170,8 @@ class SinkDestination:
     client: str
 
 
-# Databases by address. Cached like _connections: Spark also reuses the processes that commit.
-_databases: dict[str, Database] = {}
+# Databases by process and address, as in _connections: Spark also reuses processes that commit.
+_databases: dict[tuple[int, str], Database] = {}
 _checked_at: dict[tuple[str, SinkDestination], float] = {}
 
 
@@ -180,11 +181,12 @@ class StagingClient:
     def __init__(self, options: Mapping[str, str], destination: SinkDestination) -> None:
         self._destination = destination
         self._address = add_defaults(dsn(options))
-        if self._address not in _databases:
-            if len(_databases) >= MAX_CONNECTIONS:
+        key = (os.getpid(), self._address)
+        if key not in _databases:
+            if is_full(_databases):
                 close()
-            _databases[self._address] = Database(options)
-        self._database = _databases[self._address]
+            _databases[key] = Database(options)
+        self._database = _databases[key]
 
     def check(self) -> None:
         """Raise MessagesError unless the rules allow the write, or did less than a minute ago."""
@@ -210,5 +212,6 @@ def close() -> None:
     """Close the cached connections of this process, and clear the cache of permission checks."""
     _checked_at.clear()
     _connections.close()
-    while _databases:
-        _databases.popitem()[1].close()
+    for pid, address in list(_databases):
+        if pid == os.getpid():
+            _databases.pop((pid, address)).close()

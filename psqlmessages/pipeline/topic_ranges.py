@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -259,28 +258,20 @@ def estimate_weights(
     """
     widest = sorted(ranges, key=lambda range_: -range_.width)[:_MAX_SAMPLED_TOPICS]
     sampled = [range_ for range_ in widest if range_.width > _MIN_SAMPLED_WIDTH]
-    windows = [window for range_ in sampled for window in _split_into_windows(range_)]
-    counts = _count_samples(database, client, windows)
+    windows = [
+        piece.range
+        for range_ in sampled
+        for piece in _split(WeightedRange(range_, _WINDOWS_PER_RANGE), 1, 1)
+    ]
     weighted = [WeightedRange(range_, range_.width) for range_ in ranges if range_ not in sampled]
-    for window, count in zip(windows, counts, strict=True):
-        weighted.append(WeightedRange(window, count * _SAMPLE_DIVISOR))
+    if windows:
+        counts = []
+        for window in windows:
+            middle = (window.low + window.high) // 2
+            part = IdRange(window.topic, middle, middle + max(1, window.width // _SAMPLE_DIVISOR))
+            rows = range_sql(client, part, None, with_bodies=False)
+            counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
+        (row,) = database.fetch_rows(f"SELECT {', '.join(counts)}")
+        for window, count in zip(windows, row, strict=True):
+            weighted.append(WeightedRange(window, count * _SAMPLE_DIVISOR))
     return weighted
-
-
-def _split_into_windows(whole: IdRange) -> list[IdRange]:
-    steps = range(_WINDOWS_PER_RANGE + 1)
-    bounds = [whole.low + whole.width * step // _WINDOWS_PER_RANGE for step in steps]
-    return [replace(whole, low=low, high=high) for low, high in pairwise(bounds)]
-
-
-def _count_samples(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:
-    if not windows:
-        return ()
-    counts = []
-    for window in windows:
-        middle = (window.low + window.high) // 2
-        part = IdRange(window.topic, middle, middle + max(1, window.width // _SAMPLE_DIVISOR))
-        rows = range_sql(client, part, None, with_bodies=False)
-        counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
-    (row,) = database.fetch_rows(f"SELECT {', '.join(counts)}")
-    return row

@@ -334,6 +334,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _raise_or_log(error, self._options)
             if is_resumed:
                 raise ReadBroken(
-                    f"the connection broke while reading topic {range_.topic}, and messages were"
-                    " removed before it was restored"
+                    f"the read of topic {range_.topic} broke, and messages were removed before it"
+                    " was repeated"
                 )

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
-from psqlmessages.client.connection import MAX_WAIT_SECONDS, is_broken, with_time_limit
+from psqlmessages.client.connection import MAX_WAIT_SECONDS, with_time_limit
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import run_steps_async
 from psqlmessages.exceptions import NodeClosed, ServerUnreachable
@@ -37,11 +36,7 @@ _CLOSING_SECONDS = 5.0
 
 
 class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
-    """The connection of an :class:`AsyncPubSub`; tasks may share it.
-
-    The lock ``_io`` protects this object and its I/O. It is acquired before psycopg's lock of the
-    connection, which the connection's owner uses too.
-    """
+    """The connection of an :class:`AsyncPubSub`; tasks may share it."""
 
     def __init__(
         self,
@@ -85,7 +80,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             async with self._io:
                 await self._unlisten()
         finally:
-            # Even if this task is cancelled, for instance because its event loop ends.
+            # Disconnect even if this task is cancelled, for instance at the end of its event loop.
             await self._disconnect()
 
     async def _stop_receiver(self) -> None:
@@ -155,17 +150,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
         async with self._io:
             await self._open()
-            buffer = await run_steps_async(self._wait_for_connection(), operator.call)
-            try:
-                return await self._run_script(buffer, create_script(buffer), self._answer_seconds)
-            except psycopg.Error as error:
-                is_lost = is_broken(buffer.connection, error)
-                if is_lost:
-                    await run_steps_async(self._drop_connection(error), operator.call)
-                raise translate_error(error, is_broken=is_lost) from error
-            finally:
-                self._used_at = monotonic()
-                self._process_notifications()
+            return await run_steps_async(self._run_call(create_script), operator.call)
 
     async def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares connections, so that notifications get lost."""
@@ -256,15 +241,15 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _connect(self) -> None:
         try:
             connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
+            buffer = BusBuffer(connection, self._state.is_subscribed)
+            try:
+                script = self._state.open_script(buffer)
+                await self._run_script(buffer, script, self._answer_seconds)
+                # A task that closes the bus disconnects without `_io` if it is cancelled.
+                self._raise_if_closed()
+            except BaseException:
+                await self._close_buffer(buffer)
+                raise
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusBuffer(connection, self._state.is_subscribed)
-        try:
-            script = self._state.open_script(buffer)
-            await self._run_script(buffer, script, self._answer_seconds)
-            # A task that closes the bus disconnects without `_io` if it is cancelled.
-            self._raise_if_closed()
-        except BaseException:
-            await self._close_buffer(buffer)
-            raise
         self._set_buffer(buffer)

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
-from psqlmessages.client.connection import Waker, is_broken, with_time_limit
+from psqlmessages.client.connection import Waker, with_time_limit
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import run_steps
 from psqlmessages.exceptions import NodeClosed, ServerUnreachable
@@ -32,11 +31,7 @@ _CLOSING_SECONDS = 5.0
 
 
 class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
-    """The connection of a :class:`PubSub`; threads may share it.
-
-    The lock ``_io`` protects this object and its I/O. It is acquired before psycopg's lock of the
-    connection, which the connection's owner uses too.
-    """
+    """The connection of a :class:`PubSub`; threads may share it."""
 
     def __init__(
         self,
@@ -138,19 +133,11 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
         with self._io:
             self.open()
-            buffer = run_steps(self._wait_for_connection(), operator.call)
             self._calling_thread_id = threading.get_ident()
             try:
-                return self._run_script(buffer, create_script(buffer), self._answer_seconds)
-            except psycopg.Error as error:
-                is_lost = is_broken(buffer.connection, error)
-                if is_lost:
-                    run_steps(self._drop_connection(error), operator.call)
-                raise translate_error(error, is_broken=is_lost) from error
+                return run_steps(self._run_call(create_script), operator.call)
             finally:
                 self._calling_thread_id = None
-                self._used_at = monotonic()
-                self._process_notifications()
                 if self._is_closing:
                     self._disconnect()
 
@@ -235,15 +222,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def _connect_buffer(self) -> Buffer:
         try:
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
+            buffer = BusBuffer(connection, self._state.is_subscribed)
+            try:
+                script = self._state.open_script(buffer)
+                self._run_script(buffer, script, self._answer_seconds)
+                # A signal handler may have closed the bus during the connection attempt.
+                self._raise_if_closed()
+            except BaseException:
+                self._close_buffer(buffer)
+                raise
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusBuffer(connection, self._state.is_subscribed)
-        try:
-            script = self._state.open_script(buffer)
-            self._run_script(buffer, script, self._answer_seconds)
-            # A signal handler may have closed the bus during the connection attempt.
-            self._raise_if_closed()
-        except BaseException:
-            self._close_buffer(buffer)
-            raise
         return buffer

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connection import (
     CLOSED_CHECK_READS,
     CLOSED_CHECK_SECONDS,
@@ -18,7 +19,7 @@ from psqlmessages.client.connection import (
 )
 from psqlmessages.client.options import Options, complete_conninfo
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
-from psqlmessages.pubsub.bus_state import BusBuffer, BusState, ConnectionT, Script
+from psqlmessages.pubsub.bus_state import BusBuffer, BusState, ConnectionT, Script, ScriptFactory
 
 T = TypeVar("T")
 # A generator that yields functions to call, receives their results, and returns a result of its
@@ -29,7 +30,9 @@ Steps = Generator[Callable[[], Any], Any, T]
 class BusConnectionBase(Generic[ConnectionT]):
     """Common part of the connections of PubSub and AsyncPubSub.
 
-    Its generators are run by ``run_steps`` and ``run_steps_async``, while ``_io`` is acquired.
+    The lock ``_io`` of a subclass protects the object and its I/O. It is acquired before psycopg's
+    lock of the connection, which the connection's owner uses too. ``run_steps`` and
+    ``run_steps_async`` run the generators while ``_io`` is held.
     """
 
     # Methods of the subclasses that the generators yield.
@@ -52,6 +55,8 @@ class BusConnectionBase(Generic[ConnectionT]):
         self._answer_seconds = options.answer_timeout.total_seconds()
         self._buffer: BusBuffer[ConnectionT] | None = None
         self._used_at = 0.0
+        # Whether the connection was lost within a transaction, and no call has raised that yet.
+        self._is_transaction_lost = False
         # Whether a check has shown that the pooler gives each client its own backend.
         self._is_pooler_allowed = False
 
@@ -84,7 +89,9 @@ class BusConnectionBase(Generic[ConnectionT]):
             for _ in range(CLOSED_CHECK_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     yield from self._read_now()
-        self._state.raise_if_transaction_lost()
+        if self._is_transaction_lost:
+            self._is_transaction_lost = False
+            raise ConnectionLost("the connection was lost during a transaction: run it again")
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
             self._raise_if_closed()
@@ -95,6 +102,23 @@ class BusConnectionBase(Generic[ConnectionT]):
                 yield partial(self._wait_for_close, pause)
             yield from self._reconnect_if_due()
         return self._buffer
+
+    def _run_call(self, create_script: ScriptFactory[T]) -> Steps[T]:
+        """Run a script; if the connection is lost, drop it and raise ConnectionLost."""
+        buffer = yield from self._wait_for_connection()
+        script = create_script(buffer)
+        try:
+            result: T = yield partial(self._run_script, buffer, script, self._answer_seconds)
+        except psycopg.Error as error:
+            is_lost = is_broken(buffer.connection, error)
+            if is_lost:
+                yield from self._drop_connection(error)
+            raise translate_error(error, is_broken=is_lost) from error
+        else:
+            return result
+        finally:
+            self._used_at = monotonic()
+            self._process_notifications()
 
     def _receive(self) -> Steps[bool]:
         """Reconnect or keep alive if due, and read; return False if the owner prevents reading."""
@@ -116,7 +140,7 @@ class BusConnectionBase(Generic[ConnectionT]):
             was_in_transaction = buffer.is_in_transaction
             buffer.read()
         except psycopg.OperationalError as error:
-            self._state.is_transaction_lost = was_in_transaction
+            self._is_transaction_lost = was_in_transaction
             yield from self._drop_connection(error)
         finally:
             buffer.connection.lock.release()
@@ -150,7 +174,7 @@ class BusConnectionBase(Generic[ConnectionT]):
     def _drop_connection(self, reason: object) -> Steps[None]:
         if (buffer := self._buffer) is None:
             return
-        if buffer.is_closed_by_owner:
+        if buffer.connection.closed and not buffer.connection.broken:
             # The owner has closed its connection, so close the bus instead of reconnecting.
             yield self._disconnect
             return

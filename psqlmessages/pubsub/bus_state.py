@@ -14,7 +14,6 @@ from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 
 from psqlmessages.client.options import Options
-from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
@@ -133,8 +132,6 @@ class BusState:
         self.log = RateLimitedLogger(logger)
         self.is_connected = False
         self.has_been_connected = False
-        # Whether the connection was lost within a transaction, and no call has raised that yet.
-        self.is_transaction_lost = False
 
     def on(self, channel: str, handler: Handler) -> None:
         """Add a handler. If it is added twice, it is called twice."""
@@ -273,12 +270,6 @@ class BusState:
             self._assembler.drop_missing_senders(map(int, pids))
             self.counters.unfinished = self._assembler.dropped
 
-    def raise_if_transaction_lost(self) -> None:
-        """Raise ConnectionLost, once, if the connection was lost within a transaction."""
-        if self.is_transaction_lost:
-            self.is_transaction_lost = False
-            raise ConnectionLost("the connection was lost during a transaction: run it again")
-
     def advance_keep_alive(self, now: float) -> bool:
         """If a keep-alive is due, schedule the next one, and return True."""
         if now < self._keep_alive_at:
@@ -370,11 +361,6 @@ class BusBuffer(Generic[ConnectionT]):
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open."""
         return self._pgconn.transaction_status in _IN_TRANSACTION
-
-    @property
-    def is_closed_by_owner(self) -> bool:
-        """Whether the owner has closed the connection; False if it was lost."""
-        return self.connection.closed and not self.connection.broken
 
     def execute(self, statement: BusStatement) -> PQGen[list[str]]:
         """Execute a statement and return its result; unlike psycopg's cursors, never send BEGIN."""

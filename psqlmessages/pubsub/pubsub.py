@@ -64,6 +64,12 @@ class PubSubBase(Generic[ConnectionT]):
         return self._state.off(channel, handler)
 
     @property
+    def connection(self) -> ConnectionT | None:
+        """The current connection, for a transaction around ``publish``; None while disconnected."""
+        connection: ConnectionT | None = self._connection.connection
+        return connection
+
+    @property
     def is_healthy(self) -> bool:
         """Whether the bus was connected at its last keep-alive or call."""
         return self._state.is_connected
@@ -100,7 +106,7 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
         self.close()
 
     def open(self) -> None:
-        """Connect now rather than at the first call; the context manager calls this on entry."""
+        """Connect now rather than at the first call; raise ServerUnreachable if that fails."""
         self._connection.open()
 
     def close(self) -> None:
@@ -110,11 +116,6 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
     def run(self) -> None:
         """Wait until another thread, a handler or a signal handler closes the bus."""
         self._connection.closed_event.wait()
-
-    @property
-    def connection(self) -> psycopg.Connection[Any] | None:
-        """The current connection, for a transaction around ``publish``; None while disconnected."""
-        return self._connection.connection
 
     def subscribe(self, channel: str) -> bool:
         """Receive a channel's messages from now on; return False if already subscribed."""
@@ -168,11 +169,6 @@ class AsyncPubSub(PubSubBase[psycopg.AsyncConnection[Any]]):
     async def run(self) -> None:
         """See :meth:`PubSub.run`."""
         await self._connection.closed_event.wait()
-
-    @property
-    def connection(self) -> psycopg.AsyncConnection[Any] | None:
-        """See :attr:`PubSub.connection`."""
-        return self._connection.connection
 
     async def subscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.subscribe`."""

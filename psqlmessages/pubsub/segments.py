@@ -194,9 +194,6 @@ class SegmentAssembler:
         self.size = 0
         self.dropped = 0
 
-    def __len__(self) -> int:
-        return len(self._unfinished)
-
     @property
     def senders(self) -> set[int]:
         """The process ids of senders whose last segment has not arrived yet."""
@@ -229,15 +226,13 @@ class SegmentAssembler:
         self._missing = missing - missing_twice
         for key in [key for key in self._unfinished if key[0] in missing_twice]:
             self._drop(key)
-        for key in [key for key in self._ignored if key[0] in missing_twice]:
-            del self._ignored[key]
+        self._ignored = {key: None for key in self._ignored if key[0] not in missing_twice}
 
     def forget(self, channel: str) -> None:
         """Drop a channel's messages without counting them: the channel was unsubscribed."""
         for key in [key for key in self._unfinished if key[1] == channel]:
             self._remove(key)
-        for key in [key for key in self._ignored if key[1] == channel]:
-            del self._ignored[key]
+        self._ignored = {key: None for key in self._ignored if key[1] != channel}
 
     def clear(self) -> None:
         """Drop all messages: their missing segments were sent to a connection that is lost."""

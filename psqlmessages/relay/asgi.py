@@ -17,7 +17,7 @@ from django.utils.module_loading import import_string
 
 from psqlmessages.conf import get_settings
 from psqlmessages.relay import auth
-from psqlmessages.relay.daphne import TRANSPORT_KEY, Transport, make_transport
+from psqlmessages.relay.daphne import TRANSPORT_KEY, make_transport
 from psqlmessages.relay.revalidation import in_thread, log
 from psqlmessages.relay.socket import EXPIRY_KEY, REFUSED_KEY, TRY_AGAIN_LATER
 
@@ -42,11 +42,11 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 def websocket_application() -> Application:
     """Make the ASGI application of all WebSockets: ws/node/ and ws/monitor/, below any prefix.
 
-    Only a ProtocolTypeRouter may wrap this application, which needs the server's own ``send``.
+    It needs the server's own ``send``, so only a ProtocolTypeRouter may wrap it.
     """
     session_application = _with_origin_check(AuthMiddlewareStack(_router()))
     token_application = _with_token_check(_router("ws/node/"))
-    # HTTP requests of this process can be refused too, for instance those of the REST API.
+    # Calls of HTTP requests, such as those of the REST API, can be refused too.
     request_started.connect(_start_writer, dispatch_uid=START_WRITER)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -60,7 +60,11 @@ def websocket_application() -> Application:
             await inner_application(scope, receive, send)
         except DatabaseError as error:
             log.warning("closed a WebSocket because its user could not be loaded: %s", error)
-            await _close_without_database(transport, receive)
+            if not transport.is_accepted:
+                await transport.accept()
+            await transport.close(TRY_AGAIN_LATER, "the database is unavailable: try again later")
+            while (await receive())["type"] != "websocket.disconnect":
+                pass
 
     return application
 
@@ -91,14 +95,6 @@ def _import_when_used(name: str) -> Application:
 async def _refuse(_scope: Any, _receive: Any, send: Any) -> None:
     """Close a WebSocket before it is accepted: the browser gets HTTP status 403."""
     await send({"type": "websocket.close"})
-
-
-async def _close_without_database(transport: Transport, receive: Any) -> None:
-    if not transport.is_accepted:
-        await transport.accept()
-    await transport.close(TRY_AGAIN_LATER, "the database is unavailable: try again later")
-    while (await receive())["type"] != "websocket.disconnect":
-        pass
 
 
 def _bearer_token(scope: Any) -> str | None:

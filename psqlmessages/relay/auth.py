@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -93,7 +94,13 @@ def may_act_as(user: Any, ident: str) -> bool:
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
     """Return the allowed node names and patterns of each user (primary key). One or two queries."""
     idents: dict[Any, set[str]] = {user: set() for user in users}
-    for field, rows in _identity_rows(users):
+    fields = ["user"]
+    # A custom user model may lack Django's groups.
+    with suppress(FieldDoesNotExist):
+        if get_user_model()._meta.get_field("groups").related_query_name() == "user":
+            fields.append("group__user")
+    for field in fields:
+        rows = WebIdentity.objects.filter(**{f"{field}__in": users})
         for user, ident in rows.values_list(field, "ident"):
             if user in idents:
                 idents[user].add(ident)
@@ -103,15 +110,3 @@ def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
 def matches_any(ident: str, allowed: Iterable[str]) -> bool:
     """Return whether an allowed name or pattern matches a node name."""
     return not set(patterns(ident)).isdisjoint(allowed)
-
-
-def _identity_rows(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield two pairs, for users and for their groups: the field with the user, and the rows."""
-    yield "user", WebIdentity.objects.filter(user__in=users)
-    try:
-        has_groups = get_user_model()._meta.get_field("groups").related_query_name() == "user"
-    except FieldDoesNotExist:
-        # A custom user model may lack Django's groups.
-        has_groups = False
-    if has_groups:
-        yield "group__user", WebIdentity.objects.filter(group__user__in=users)

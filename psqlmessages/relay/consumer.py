@@ -30,7 +30,7 @@ class NodeConsumer(Socket):
         self._topics: dict[str, set[str]] = {
             function: set() for function in _JOIN_FUNCTIONS.values()
         }
-        # Held during an operation: the credential monitor must not end the node meanwhile.
+        # Held during an operation, so that the credential monitor cannot end the node during it.
         self._operation_lock = asyncio.Lock()
         self._was_hub_connected = False
 

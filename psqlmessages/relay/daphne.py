@@ -47,7 +47,7 @@ def write_directly(connection: Any, data: bytes) -> None:
 
 # A piece of this size takes about 5 ms if it consists of empty frames.
 PIECE_BYTES: Final = 4 * 1024
-# After this time, other sockets have their turn before the next piece.
+# After this time, other sockets are served before the next piece.
 TURN_SECONDS: Final = 0.002
 # Fraction of the event loop's time that each peer may use: about fifty usual frames a second.
 OWN_SHARE: Final = 0.005
@@ -84,7 +84,7 @@ class CpuShare:
         self.is_throttled = True
 
     def resume(self) -> None:
-        """End a pause, which has paid the debt but earns no tokens."""
+        """End a pause. It pays the peer's debt, but adds no tokens."""
         CpuShare._throttled_peers -= 1
         self.is_throttled = False
         tokens = max(0.0, self._bucket.tokens)

@@ -38,8 +38,8 @@ class NodeEntry:
     """A node, its receiver, and the topics that the node has joined.
 
     The first ``earlier_notifications`` notifications of the gateway are for earlier nodes of this
-    name. ``joined``: for each SQL function and topic, how many notifications had been received with
-    the answer of the function. Events among these may be older than the call.
+    name. ``joined``: for each SQL function and topic, how many notifications had been received when
+    the function answered. Events among these may be older than the call.
     """
 
     ident: str
@@ -183,7 +183,7 @@ def _distinct_receivers(entries: Iterable[NodeEntry]) -> list[Receiver]:
 
 # Try this many nodes as the caller of ``audience``: a node may have just been disconnected.
 _MAX_ASKING_NODES: Final = 3
-# Look up the recipients of up to this many events of the inbox together.
+# Look up the recipients of up to this many events together.
 _MAX_LOOKUPS: Final = 100
 _NOT_REGISTERED: Final = ("50", "53")
 # After this time, let other tasks of the event loop run.
@@ -215,8 +215,8 @@ class HubCounters:
 class Dispatcher:
     """Delivers one gateway's notifications to receivers, in order.
 
-    The gateway's session calls :meth:`dispatch` after each read. If delivering a notification needs
-    an answer of PostgreSQL, a task delivers this notification and the following ones.
+    The gateway's session calls :meth:`dispatch` after each read. If the delivery of a notification
+    needs an answer from PostgreSQL, a task delivers this notification and the following ones.
     ``on_disconnected`` is called for each node that an administrator has disconnected.
     """
 
@@ -265,7 +265,7 @@ class Dispatcher:
         self._has_task = False
 
     def _dispatch_slice(self) -> Continuation | None:
-        """Deliver notifications for 10 ms; return what to await next, None if none is left."""
+        """Deliver notifications for 10 ms; return what to await then, or None if none is left."""
         inbox, until = self._inbox, monotonic() + _SLICE_SECONDS
         while inbox:
             notification = inbox.popleft()
@@ -372,7 +372,12 @@ class Dispatcher:
     ) -> Continuation | None:
         header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
-            self._deliver_connection_event(notification, received_at)
+            if notification.away is not None:
+                self._counters.reconnects += 1
+                header = {**header, "Away": round(notification.away.total_seconds(), 3)}
+            else:
+                self._counters.lost_connections += 1
+            self._deliver(self._registry.receivers, header, None, received_at)
             return None
         may_end = self._may_end_membership(header)
         if isinstance(idents := header.get("Nodes"), list) and not self._may_be_outdated(header):
@@ -402,15 +407,6 @@ class Dispatcher:
             entry for entry in entries if entry is not None and (entry.wants_events or entry is own)
         )
         self._deliver(receivers, header, None, received_at)
-
-    def _deliver_connection_event(self, notification: Notification, received_at: float) -> None:
-        header = notification.header
-        if notification.away is not None:
-            self._counters.reconnects += 1
-            header = {**header, "Away": round(notification.away.total_seconds(), 3)}
-        else:
-            self._counters.lost_connections += 1
-        self._deliver(self._registry.receivers, header, None, received_at)
 
     async def _look_up_recipients(self, subject: tuple[str, str]) -> frozenset[str]:
         """Return the nodes that get events about a topic or node.

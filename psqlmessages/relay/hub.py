@@ -45,7 +45,7 @@ _DEREGISTER_ATTEMPTS: Final = 3
 # Interval of later attempts: the notification queue may stay full, or a topic locked. Until an
 # attempt succeeds, other nodes see this node as connected.
 _RETRY_SECONDS: Final = 1.0
-# Failures after which a round of retries stops: long-held locks must not keep the session busy.
+# A round of retries stops after this many failures: long locks must not keep the session busy.
 _RETRY_FAILURES: Final = 10
 
 
@@ -208,7 +208,7 @@ class Hub:
             return gateway, dispatcher
 
     async def _close_at_end(self, gateway: Gateway) -> None:
-        """Close a gateway also if the event loop ends, which cancels every task."""
+        """Close a gateway when its session ends, or when the event loop cancels its tasks."""
         try:
             await gateway.wait_closed()
         finally:
@@ -219,7 +219,6 @@ class Hub:
         if self._registry or self._gateway is None:
             return
         if self._idle_timer is not None:
-            # Started when the hub had no nodes at an earlier time.
             self._idle_timer.cancel()
         self._idle_timer = asyncio.get_running_loop().call_later(
             self._idle_timeout.total_seconds(), lambda: self._spawn(self._disconnect(if_idle=True))
@@ -283,7 +282,7 @@ class Hub:
             )
 
     async def _retry_deregistrations(self) -> None:
-        """Deregister nodes again, the oldest failure first, until ten fail."""
+        """Deregister nodes again, the oldest failure first; stop after _RETRY_FAILURES failures."""
         failures = 0
         for ident, function in tuple(self._failed_deregistrations.items()):
             if failures == _RETRY_FAILURES:

@@ -77,7 +77,7 @@ Subject = tuple[MonitoredSocket, Credentials, str | None]
 class RevalidationResult:
     """Result of the check of one WebSocket; without any field set, nothing has changed.
 
-    ``reason``: why the WebSocket must close. ``is_ident_revoked``: only its node must end.
+    ``reason``: why the WebSocket must close. ``is_ident_revoked``: at least its node must end.
     ``error``: why the check failed, for example an unavailable permission backend of the project.
     """
 
@@ -155,39 +155,36 @@ class CredentialMonitor:
 
 
 def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
-    """Check WebSockets with up to four queries; sessions outside the database need a load each."""
-    now = datetime.now(UTC)
+    """Check WebSockets with up to four queries, and a load of each session outside the database."""
     # Read the idents before the users. If a user is deleted in between, the WebSocket closes. In
     # the other order, the WebSocket would only lose its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     all_credentials = [credentials for _, credentials, _ in subjects]
     users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
     sessions = _open_sessions(all_credentials)
-
-    def check(
-        socket: MonitoredSocket, credentials: Credentials, ident: str | None
-    ) -> RevalidationResult:
-        if credentials.session is not None and credentials.session not in sessions:
-            return RevalidationResult("the user has logged out")
-        if credentials.expires_at is not None and credentials.expires_at <= now:
-            return RevalidationResult("the token has expired")
+    results = []
+    for socket, credentials, ident in subjects:
+        is_logged_out = credentials.session is not None and credentials.session not in sessions
         try:
-            reason = _user_revocation(users.get(credentials.user), socket, credentials)
+            reason = _find_reason(socket, credentials, users.get(credentials.user), is_logged_out)
         except DatabaseError:
             raise
         except Exception as error:  # noqa: BLE001 - logged; the others are still checked
-            return RevalidationResult(error=error)
-        if reason:
-            return RevalidationResult(reason)
-        return RevalidationResult(
-            is_ident_revoked=ident is not None and not matches_any(ident, allowed[credentials.user])
-        )
-
-    return [check(*subject) for subject in subjects]
+            results.append(RevalidationResult(error=error))
+            continue
+        is_ident_revoked = ident is not None and not matches_any(ident, allowed[credentials.user])
+        results.append(RevalidationResult(reason, is_ident_revoked))
+    return results
 
 
-def _user_revocation(user: Any, socket: MonitoredSocket, credentials: Credentials) -> str:
+def _find_reason(
+    socket: MonitoredSocket, credentials: Credentials, user: Any, is_logged_out: bool
+) -> str:
     """Return the reason to close a WebSocket, "" if there is none."""
+    if is_logged_out:
+        return "the user has logged out"
+    if credentials.expires_at is not None and credentials.expires_at <= datetime.now(UTC):
+        return "the token has expired"
     if user is None or not user.is_active:
         return "the user is no longer active"
     if user.get_session_auth_hash() != credentials.auth_hash:

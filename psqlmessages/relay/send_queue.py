@@ -1,4 +1,4 @@
-"""Send queue of a WebSocket, limited in frames and bytes; socket.py closes slow readers."""
+"""Send queue of a WebSocket, limited in frames and bytes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SLICE_SECONDS: Final = 0.01
 class FlushScheduler:
     """Flushes the send queues of one event loop together.
 
-    Frames that are queued before the callback need one write of up to 64 KiB per reader. No task
-    has to wake up while readers are fast.
+    All frames that are queued before a flush go to a reader in few writes. No task needs to wake up
+    while readers are fast.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from psqlmessages.retry import TokenBucket
 
 # Receive queue: frames of one WebSocket that are not yet executed, limited in rate and size.
 
-# A peer may send the frames of this many seconds together: a page that opens sends many requests.
+# A peer may use the rate of this many seconds in a burst: a page that opens sends many requests.
 BURST_SECONDS: Final = 4
 # Reading pauses at this queue length. The burst limits the frames that were already read.
 MAX_WAITING_FRAMES: Final = 64

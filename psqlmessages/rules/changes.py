@@ -20,7 +20,7 @@ _BATCH_SIZE = 1000
 
 @dataclass(frozen=True)
 class RuleDifference:
-    """Changes in the order of their application. Additions come first, so no node loses a right."""
+    """Changes. Additions are applied first, so a node keeps a right that moves to another rule."""
 
     rules_added: tuple[RuleEntry, ...] = ()
     rules_changed: tuple[tuple[RuleEntry, RuleEntry], ...] = ()

@@ -1,4 +1,4 @@
-"""Rules as code: declared in a module, and applied by a data migration or after ``migrate``."""
+"""Rules and queue settings as code: applied by a data migration or after ``migrate``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from datetime import timedelta
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
+from psqlmessages.client import queue_calls
 from psqlmessages.client.durations import Duration, seconds_of
-from psqlmessages.orm import resolve_alias
+from psqlmessages.client.queue_calls import QueueSettings
+from psqlmessages.orm import resolve_alias, run
 
 DEFAULT_TIMEOUT = timedelta(minutes=1)
 MODES = {"Topic": ("W", "R", "RW", "O"), "Queue": ("W", "R", "RW", "A"), "Rpc": ("W",)}
@@ -131,6 +133,30 @@ def deny(rule: Rule, *, using: str | None = None) -> str | None:
         elif current:
             _execute(cursor, _REMOVE, rule.key)
     return remaining if current else None
+
+
+def configure_queue(
+    queue: str,
+    *,
+    node: str,
+    max_tries: int | None = None,
+    dead_letter_queue: str | None = None,
+    key_timeout: Duration | None = None,
+    using: str | None = None,
+) -> QueueSettings:
+    """Change settings of a queue as ``node``, which needs a rule of mode A; return all settings.
+
+    Creates the queue if it does not exist. None leaves a setting unchanged, and ``max_tries=0``
+    means no maximum. Safe to repeat. Raises MessagesError.
+    """
+    call = queue_calls.configure_queue(
+        node,
+        queue,
+        max_tries=max_tries,
+        dead_letter_queue=dead_letter_queue,
+        key_timeout=key_timeout,
+    )
+    return run(call, using)
 
 
 def _lock_and_read_mode(cursor: CursorWrapper, rule: Rule) -> str:

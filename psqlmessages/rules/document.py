@@ -148,7 +148,10 @@ class Definitions:
         if self.rules is not None:
             document["rules"] = [rule._asdict() for rule in sorted(self.rules)]
         if self.web_identities is not None:
-            identities = sorted(self.web_identities, key=_identity_sort_key)
+            identities = sorted(
+                self.web_identities,
+                key=lambda entry: (entry.user or "", entry.group or "", entry.ident),
+            )
             document["web_identities"] = [identity._asdict() for identity in identities]
         return document
 
@@ -168,7 +171,10 @@ def write(definitions: Definitions) -> str:
 
 def read(text: bytes | str) -> Definitions:
     """Parse a document; raise MalformedDefinitions with its first 20 errors."""
-    document = _parse_json(text)
+    try:
+        document = parse_strict_json(decode_document(text, MAX_BYTES))
+    except MalformedText as error:
+        raise MalformedDefinitions([error.sentence("The document")]) from None
     if not isinstance(document, dict):
         raise MalformedDefinitions(["The document is not a JSON object."])
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):
@@ -190,17 +196,6 @@ def read(text: bytes | str) -> Definitions:
             errors[:_MAX_ERRORS] + ([f"And {more:,} more."] if more > 0 else [])
         )
     return definitions
-
-
-def _identity_sort_key(identity: Identity) -> tuple[str, str, str]:
-    return identity.user or "", identity.group or "", identity.ident
-
-
-def _parse_json(text: bytes | str) -> Any:
-    try:
-        return parse_strict_json(decode_document(text, MAX_BYTES))
-    except MalformedText as error:
-        raise MalformedDefinitions([error.sentence("The document")]) from None
 
 
 def _parse_part(

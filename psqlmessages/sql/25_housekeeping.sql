@@ -581,29 +581,23 @@ DECLARE
     v_topics bigint[];
     v_locked bigint;
 BEGIN
-    WITH locked AS (
-        SELECT c.id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (nodes) FOR UPDATE SKIP LOCKED
-    )
-    SELECT count(*) INTO v_locked FROM locked;
+    SELECT count(*) INTO v_locked FROM (
+        SELECT FROM psqlmessages_client AS c WHERE c.id = ANY (nodes) FOR UPDATE SKIP LOCKED
+    ) AS l;
     IF v_locked < cardinality(nodes) THEN
         RETURN false;
     END IF;
     -- A change of rules that is not committed may have locked memberships.
-    WITH locked AS (
-        SELECT m.id FROM psqlmessages_membership AS m
-        WHERE m.client_id = ANY (nodes) FOR UPDATE SKIP LOCKED
-    )
-    SELECT count(*) INTO v_locked FROM locked;
+    SELECT count(*) INTO v_locked FROM (
+        SELECT FROM psqlmessages_membership AS m WHERE m.client_id = ANY (nodes) FOR UPDATE SKIP LOCKED
+    ) AS l;
     IF v_locked < (SELECT count(*) FROM psqlmessages_membership AS m WHERE m.client_id = ANY (nodes)) THEN
         RETURN false;
     END IF;
     v_topics := messages._topics_of_nodes(nodes);
-    WITH locked AS (
-        SELECT t.id FROM psqlmessages_topic AS t
-        WHERE t.id = ANY (v_topics) FOR NO KEY UPDATE SKIP LOCKED
-    )
-    SELECT count(*) INTO v_locked FROM locked;
+    SELECT count(*) INTO v_locked FROM (
+        SELECT FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics) FOR NO KEY UPDATE SKIP LOCKED
+    ) AS l;
     RETURN v_locked = cardinality(v_topics);
 END
 $$;

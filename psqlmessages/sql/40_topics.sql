@@ -1,6 +1,6 @@
 -- Topics: their senders, listeners and observers.
 
--- client_id is text here to be compared with the setting messages.node: casting the setting safely takes three
+-- For sends, which compare client_id with the setting messages.node as text: casting the setting safely takes three
 -- microseconds.
 CREATE INDEX IF NOT EXISTS membership_by_node
 ON psqlmessages_membership ((client_id::text), topic_id, kind);
@@ -275,21 +275,9 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     ELSIF v_ended.kind = 'listen' AND NOT caller_rebuilds THEN
-        -- The same result as by _rebuild_topics. The channel stays if another node of its session needs it.
-        UPDATE psqlmessages_topic AS t
-        SET listeners = t.listeners - 1,
-            channels = CASE
-                WHEN EXISTS (
-                    SELECT FROM psqlmessages_membership AS m
-                    WHERE m.topic_id = v_ended.topic_id AND m.kind = 'listen' AND m.channel = v_ended.channel
-                ) OR EXISTS (
-                    SELECT FROM psqlmessages_observation AS v
-                    WHERE v.pattern = ANY (messages._patterns(t.name)) AND v.channel = v_ended.channel
-                )
-                THEN t.channels
-                ELSE array_remove(t.channels, v_ended.channel)
-            END
-        WHERE t.id = v_ended.topic_id;
+        -- The same result as by _rebuild_topics.
+        UPDATE psqlmessages_topic AS t SET listeners = t.listeners - 1 WHERE t.id = v_ended.topic_id;
+        PERFORM messages._remove_channel(ARRAY[v_ended.topic_id], v_ended.channel);
     END IF;
     v_events := messages._send_topic_event(
         'topic_un' || v_ended.kind, v_ended.ident, v_ended.topic,
@@ -347,7 +335,7 @@ BEGIN
     END LOOP;
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = node;
     IF FOUND THEN
-        PERFORM messages._remove_observer(v_topics, (
+        PERFORM messages._remove_channel(v_topics, (
             SELECT s.channel FROM psqlmessages_session AS s WHERE s.id = v_node.session_id
         ));
     END IF;
@@ -457,7 +445,7 @@ COMMENT ON FUNCTION messages._rebuild_topics IS
     'Compute the stored values that sends read: the numbers of listeners and subscriptions, and the distinct channels. Lock the topics first.';
 
 
-CREATE OR REPLACE FUNCTION messages._remove_observer(
+CREATE OR REPLACE FUNCTION messages._remove_channel(
     topics bigint[],
     channel text
 )
@@ -467,20 +455,20 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
     UPDATE psqlmessages_topic AS t
-    SET channels = array_remove(t.channels, _remove_observer.channel)
+    SET channels = array_remove(t.channels, _remove_channel.channel)
     WHERE t.id = ANY (topics)
-      AND _remove_observer.channel = ANY (t.channels)
+      AND _remove_channel.channel = ANY (t.channels)
       AND NOT EXISTS (
           SELECT FROM psqlmessages_membership AS m
-          WHERE m.topic_id = t.id AND m.kind = 'listen' AND m.channel = _remove_observer.channel
+          WHERE m.topic_id = t.id AND m.kind = 'listen' AND m.channel = _remove_channel.channel
       )
       AND NOT EXISTS (
           SELECT FROM psqlmessages_observation AS v
-          WHERE v.pattern = ANY (messages._patterns(t.name)) AND v.channel = _remove_observer.channel
+          WHERE v.pattern = ANY (messages._patterns(t.name)) AND v.channel = _remove_channel.channel
       )
 $$;
 
-COMMENT ON FUNCTION messages._remove_observer IS
+COMMENT ON FUNCTION messages._remove_channel IS
     'Remove a channel from these topics, unless another node of its session listens to the topic or observes it. The same result as by _rebuild_topics. Lock the topics first.';
 
 
@@ -512,22 +500,3 @@ $$;
 
 COMMENT ON FUNCTION messages._allowed_channels IS
     'The channels of the listeners and observers of a topic that the current rules allow. Sends use them while the row of the topic could not be rebuilt.';
-
-
-CREATE OR REPLACE FUNCTION messages._current_subscriber_channels(
-    topic text,
-    stored text[]
-)
-RETURNS text[]
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF messages._rules_are_applied() THEN
-        RETURN stored;
-    END IF;
-    RETURN ARRAY(SELECT w.channel FROM messages._subscriber_channels(topic) AS w (channel));
-END
-$$;
-
-COMMENT ON FUNCTION messages._current_subscriber_channels IS
-    'The channels of subscribers to notify: stored (from the topic row), or while a change of rules is unfinished, those that the current rules allow.';

@@ -85,24 +85,6 @@ COMMENT ON FUNCTION messages._topic_nodes_answer IS
     'The JSON answer of topic_auth, topic_status and topic_status_as.';
 
 
-CREATE OR REPLACE FUNCTION messages._topic_read_error(
-    command text,
-    topic text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    PERFORM messages._log_command(command, topic);
-    PERFORM messages._schedule_housekeeping();
-    RETURN messages._acting_node_topic_error(topic, '', false);
-END
-$$;
-
-COMMENT ON FUNCTION messages._topic_read_error IS
-    'First step of topic_auth and topic_status: schedule housekeeping, and return the error that forbids the call, or null.';
-
-
 CREATE OR REPLACE FUNCTION messages.topic_auth(
     topic text
 )
@@ -112,8 +94,11 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_answer json := messages._topic_read_error('topic_auth', topic);
+    v_answer json;
 BEGIN
+    PERFORM messages._log_command('topic_auth', topic);
+    PERFORM messages._schedule_housekeeping();
+    v_answer := messages._acting_node_topic_error(topic, '', false);
     IF v_answer IS NULL THEN
         SELECT messages._topic_nodes_answer(
             coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('W', 'RW')), '{}'),
@@ -161,7 +146,9 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN coalesce(messages._topic_read_error('topic_status', topic), messages._topic_status(topic));
+    PERFORM messages._log_command('topic_status', topic);
+    PERFORM messages._schedule_housekeeping();
+    RETURN coalesce(messages._acting_node_topic_error(topic, '', false), messages._topic_status(topic));
 END
 $$;
 
@@ -180,10 +167,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     PERFORM messages._log_command('topic_status_as', ident, topic);
-    RETURN coalesce(
-        messages._topic_error_as(ident, topic, ''),
-        messages._topic_status(topic)
-    );
+    RETURN coalesce(messages._topic_error_as(ident, topic, ''), messages._topic_status(topic));
 END
 $$;
 
@@ -263,7 +247,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    PERFORM messages._remove_observer(v_topics, v_node.channel);
+    PERFORM messages._remove_channel(v_topics, v_node.channel);
     RETURN '{"Err":"0"}';
 END
 $$;

@@ -76,7 +76,7 @@ COMMENT ON FUNCTION messages._reply_token_mac IS
     'The MAC that begins a reply token. It covers the registration of the asking node, the answerer, timeout and token. answerer: who may answer, as node <name in JSON> or topic <id>.';
 
 
-CREATE OR REPLACE FUNCTION messages._rpc_route(
+CREATE OR REPLACE FUNCTION messages._rpc_endpoints(
     node text
 )
 RETURNS TABLE (
@@ -84,8 +84,6 @@ RETURNS TABLE (
     own_ident text,
     id bigint,
     channel text,
-    session_id int,
-    is_of_own_session boolean,
     inner_pad bytea,
     outer_pad bytea
 )
@@ -94,7 +92,7 @@ STABLE
 AS $$
     -- LIMIT forces one lookup after the other: the plan of a join, made while a few nodes are connected, may read
     -- thousands later.
-    SELECT me.id, me.ident, c.id, s.channel, s.id, s.id = own.id, k.inner_pad, k.outer_pad
+    SELECT me.id, me.ident, c.id, s.channel, k.inner_pad, k.outer_pad
     FROM (
         SELECT m.id, m.ident, m.session_id FROM psqlmessages_client AS m
         WHERE m.id = messages._unverified_node_id() LIMIT 1
@@ -115,10 +113,13 @@ AS $$
         SELECT t.id, t.channel FROM psqlmessages_session AS t WHERE t.id = c.session_id LIMIT 1
     ) AS s
     CROSS JOIN messages._secret AS k
+    -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
+    WHERE (s.id = own.id OR NOT pg_try_advisory_xact_lock_shared(1886612839, s.id))
+      AND messages._rules_are_applied()
 $$;
 
-COMMENT ON FUNCTION messages._rpc_route IS
-    'What a request or answer to another node needs: the acting node (own_id, own_ident), the other node with its session, and the secret. No row if one of the nodes is not registered. Inlined where it is called.';
+COMMENT ON FUNCTION messages._rpc_endpoints IS
+    'What a request or answer to another node needs: the acting node (own_id, own_ident), the other node and its channel, and the secret. No row if one of the nodes is not connected, or if a change of rules is unfinished. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_node(
@@ -250,12 +251,9 @@ BEGIN
                || ',"From":' || to_json(p.own_ident) || coalesce(',"Enc":"' || enc || '"', '')
                || ',"Id":' || nextval('messages._message_id')
     INTO v_channel, v_header
-    FROM messages._rpc_route(node) AS p
+    FROM messages._rpc_endpoints(node) AS p
     CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', node) AS r
-    WHERE r.can_write AND messages._rules_are_applied()
-      -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
-      AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
-      AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
+    WHERE r.can_write AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
         -- IF and not PERFORM: a simple expression takes a third of the time.
@@ -305,11 +303,9 @@ BEGIN
     ), targets AS MATERIALIZED (
         SELECT d.node, p.*, r.timeout
         FROM (SELECT DISTINCT e.node FROM requests AS e) AS d
-        CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
+        CROSS JOIN LATERAL messages._rpc_endpoints(d.node) AS p
         CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', d.node) AS r
-        WHERE r.can_write AND messages._rules_are_applied()
-          -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
-          AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
+        WHERE r.can_write
     )
     SELECT string_agg(
         CASE
@@ -494,13 +490,10 @@ BEGIN
                || ',"From":' || to_json(p.own_ident) || coalesce(',"Enc":"' || enc || '"', '')
                || ',"Id":' || nextval('messages._message_id')
     INTO v_channel, v_header
-    FROM messages._rpc_route(node) AS p
+    FROM messages._rpc_endpoints(node) AS p
     WHERE left(token, 33) = messages._hmac(
               p.inner_pad, p.outer_pad, p.id || ' node ' || to_json(p.own_ident) || ' ' || v_rest
           ) || ' '
-      AND messages._rules_are_applied()
-      -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
-      AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND octet_length(token) <= 1100 AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
         IF pg_notify(v_channel, '{' || v_header || E'}\n' || param) IS NULL THEN
@@ -549,10 +542,7 @@ BEGIN
     ), targets AS MATERIALIZED (
         SELECT d.node, p.*
         FROM (SELECT DISTINCT e.node FROM answers AS e) AS d
-        CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
-        WHERE messages._rules_are_applied()
-          -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
-          AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
+        CROSS JOIN LATERAL messages._rpc_endpoints(d.node) AS p
     )
     SELECT string_agg(
         CASE

@@ -38,7 +38,7 @@ BEGIN
 END
 $$;
 
--- slot: the table that is being filled. switched_at: when that began. maintained_at: the last housekeeping that wrote.
+-- slot: the partition that is being filled. switched_at: when that began. maintained_at: the last housekeeping that wrote.
 -- garbage_removed_at: the last removal of ended subscriptions and unused topics. secret: the key for _publishing_proof;
 -- it is in this row because each publish reads the row anyway.
 CREATE TABLE IF NOT EXISTS messages._stream (
@@ -309,7 +309,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._publish_target IS
-    'What a publish to a topic needs; no row if the topic does not exist. subscriptions: may include some that have just expired. slot: the table to fill. last_id: the last id drawn. secret: for _begin_publishing.';
+    'What a publish to a topic needs; no row if the topic does not exist. subscriptions: may include some that have just expired. slot: the partition to fill. last_id: the last id drawn. secret: for _begin_publishing.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_messages(
@@ -356,6 +356,9 @@ DECLARE
     v_event text := '{"Type":"Sys","Evt":"published","Topic":' || to_json(topic) || '}';
     v_channel text;
 BEGIN
+    IF NOT messages._rules_are_applied() THEN
+        channels := ARRAY(SELECT w.channel FROM messages._subscriber_channels(topic) AS w (channel));
+    END IF;
     -- Without an Id the events are equal, so PostgreSQL delivers only one in a transaction.
     FOREACH v_channel IN ARRAY channels LOOP
         PERFORM pg_notify(v_channel, v_event);
@@ -364,7 +367,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._notify_subscribers IS
-    'Notify the connected subscribers of a topic that there is a message to read. channels: those of their sessions.';
+    'Notify the connected subscribers of a topic that there is a message to read. channels: those of the topic row; while a change of rules is unfinished, the current rules decide instead.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_if_needed(
@@ -388,9 +391,7 @@ BEGIN
         PERFORM messages._store_messages(
             v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc
         );
-        PERFORM messages._notify_subscribers(
-            topic, messages._current_subscriber_channels(topic, v_topic.subscriber_channels)
-        );
+        PERFORM messages._notify_subscribers(topic, v_topic.subscriber_channels);
         RETURN true;
     END IF;
     RETURN false;
@@ -503,9 +504,7 @@ BEGIN
             v_topic.channels, payloads, v_largest
         );
     END IF;
-    PERFORM messages._notify_subscribers(
-        topic, messages._current_subscriber_channels(topic, v_topic.subscriber_channels)
-    );
+    PERFORM messages._notify_subscribers(topic, v_topic.subscriber_channels);
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Id":' || coalesce(v_ids[cardinality(v_ids)]::text, 'null') || ',"Listeners":' || v_topic.listeners

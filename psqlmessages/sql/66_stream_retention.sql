@@ -9,7 +9,6 @@ AS $$
 DECLARE
     v_names text[];
     v_topics bigint[];
-    v_expired bigint[];
 BEGIN
     SELECT array_agg(DISTINCT s.topic::text) INTO v_names FROM psqlmessages_subscription AS s
     WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp()
@@ -22,15 +21,14 @@ BEGIN
         WHERE t.name = ANY (v_names) FOR NO KEY UPDATE SKIP LOCKED
     )
     SELECT array_agg(l.id), array_agg(l.name::text) INTO v_topics, v_names FROM locked AS l;
-    WITH expired AS (
-        SELECT s.id FROM psqlmessages_subscription AS s
-        WHERE s.topic = ANY (v_names) AND s.is_alive
-          AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp()
-          AND NOT messages._is_alive(s)
+    UPDATE psqlmessages_subscription AS s SET is_alive = false
+    WHERE s.id = ANY (ARRAY(
+        SELECT e.id FROM psqlmessages_subscription AS e
+        WHERE e.topic = ANY (v_names) AND e.is_alive
+          AND e.pinged_at + make_interval(secs => e.timeout) <= clock_timestamp()
+          AND NOT messages._is_alive(e)
         FOR NO KEY UPDATE SKIP LOCKED
-    )
-    SELECT array_agg(e.id) INTO v_expired FROM expired AS e;
-    UPDATE psqlmessages_subscription AS s SET is_alive = false WHERE s.id = ANY (v_expired);
+    ));
     PERFORM messages._rebuild_topics(v_topics);
 END
 $$;
@@ -96,10 +94,9 @@ BEGIN
         -- DELETE would wait when it checks their foreign key.
         RETURN;
     END;
-    WITH locked AS (
+    v_topics := ARRAY(
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics) FOR UPDATE SKIP LOCKED
-    )
-    SELECT array_agg(l.id) INTO v_topics FROM locked AS l;
+    );
     -- Check again: now that the topics are locked, no other transaction can publish to them, subscribe or join.
     v_topics := ARRAY(SELECT u.id FROM messages._unused_topics() AS u (id) WHERE u.id = ANY (v_topics));
     -- The topic may be created again. Then a subscription that has not read all must learn that it missed messages:

@@ -41,46 +41,6 @@ COMMENT ON FUNCTION messages._revoked_observations IS
     'Ids of the observations of these nodes that no rule allows.';
 
 
-CREATE OR REPLACE FUNCTION messages._disconnect_nodes_without_rule(
-    nodes bigint[],
-    former_rules psqlmessages_auth[],
-    OUT events int,
-    OUT locked_nodes bigint[]
-)
-LANGUAGE plpgsql
-SET enable_seqscan = off
-SET jit = off
-AS $$
-DECLARE
-    v_revoked bigint[];
-    v_ended bigint[] := '{}';
-    v_node record;
-BEGIN
-    events := 0;
-    v_revoked := ARRAY(
-        SELECT c.id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
-    );
-    FOR v_node IN
-        SELECT c.id, c.ident, c.session_id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (v_revoked)
-          AND NOT EXISTS (SELECT FROM psqlmessages_membership AS m WHERE m.client_id = c.id)
-          AND NOT EXISTS (SELECT FROM psqlmessages_observation AS o WHERE o.client_id = c.id)
-        ORDER BY c.ident FOR UPDATE SKIP LOCKED
-    LOOP
-        events := events + messages._send_node_event('disconnect', v_node.ident, true, former_rules);
-        DELETE FROM psqlmessages_client AS c WHERE c.id = v_node.id;
-        PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
-        v_ended := v_ended || v_node.id;
-    END LOOP;
-    locked_nodes := ARRAY(SELECT r.id FROM unnest(v_revoked) AS r (id) WHERE r.id <> ALL (v_ended));
-END
-$$;
-
-COMMENT ON FUNCTION messages._disconnect_nodes_without_rule IS
-    'Disconnect the nodes among these that no rule names. former_rules: as in _apply_revocations; locked_nodes: nodes that stay because a transaction has locked a row of theirs. Never waits.';
-
-
 CREATE OR REPLACE FUNCTION messages._apply_revocations(
     nodes bigint[],
     topics bigint[],
@@ -100,7 +60,7 @@ DECLARE
     v_rebuilt bigint[];
     v_id bigint;
     v_observation psqlmessages_observation;
-    v_disconnected record;
+    v_node record;
 BEGIN
     events := 0;
     v_topics := ARRAY(
@@ -138,9 +98,22 @@ BEGIN
             v_observation.pattern, NULL
         );
     END LOOP;
-    SELECT * INTO v_disconnected FROM messages._disconnect_nodes_without_rule(nodes, former_rules);
-    events := events + v_disconnected.events;
-    locked_nodes := v_disconnected.locked_nodes;
+    locked_nodes := ARRAY(
+        SELECT c.id FROM psqlmessages_client AS c
+        WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
+    );
+    FOR v_node IN
+        SELECT c.id, c.ident, c.session_id FROM psqlmessages_client AS c
+        WHERE c.id = ANY (locked_nodes)
+          AND NOT EXISTS (SELECT FROM psqlmessages_membership AS m WHERE m.client_id = c.id)
+          AND NOT EXISTS (SELECT FROM psqlmessages_observation AS o WHERE o.client_id = c.id)
+        ORDER BY c.ident FOR UPDATE SKIP LOCKED
+    LOOP
+        events := events + messages._send_node_event('disconnect', v_node.ident, true, former_rules);
+        DELETE FROM psqlmessages_client AS c WHERE c.id = v_node.id;
+        PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
+        locked_nodes := array_remove(locked_nodes, v_node.id);
+    END LOOP;
     PERFORM messages._rebuild_topics(v_rebuilt);
     locked_topics := ARRAY(
         SELECT t.id FROM unnest(v_topics) AS t (id) WHERE t.id <> ALL (v_rebuilt)
@@ -286,23 +259,6 @@ COMMENT ON FUNCTION messages._apply_role_membership_changes IS
     'Apply GRANT and REVOKE of group roles, which fire no trigger: a checksum of all role memberships shows them. Then finish changes of rules. is_commit: as in _finish_rule_changes. Returns the number of events.';
 
 
-CREATE OR REPLACE FUNCTION messages._are_rechecks_paused()
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_now float8 := date_part('epoch', clock_timestamp());
-BEGIN
-    -- A later time was stored before the clock was set back. New changes of rules are not delayed.
-    RETURN coalesce(pg_sequence_last_value('messages._rechecks_paused_until') BETWEEN v_now AND v_now + 2, false)
-        AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL);
-END
-$$;
-
-COMMENT ON FUNCTION messages._are_rechecks_paused IS
-    'Whether a commit has checked many nodes within the last second, and rules have not changed since.';
-
-
 CREATE OR REPLACE FUNCTION messages._finish_rule_changes(
     is_commit boolean DEFAULT false
 )
@@ -310,6 +266,7 @@ RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_now float8 := date_part('epoch', clock_timestamp());
     v_rechecks bigint[] := ARRAY(SELECT r.id FROM messages._recheck AS r);
     v_unfinished bigint[] := ARRAY(SELECT u.id FROM messages._unfinished AS u);
     v_snapshot pg_snapshot;
@@ -329,7 +286,10 @@ BEGIN
             PERFORM messages._mark_rules_applied_if_finished();
         END IF;
         RETURN 0;
-    ELSIF messages._are_rechecks_paused() THEN
+    -- A time more than two seconds ahead was stored before the clock was set back. New changes of rules never wait.
+    ELSIF pg_sequence_last_value('messages._rechecks_paused_until') BETWEEN v_now AND v_now + 2
+        AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL)
+    THEN
         RETURN 0;
     END IF;
     -- Taken after reading these rows, and before reading the rows that they name.
@@ -597,32 +557,24 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
+DECLARE
+    v_former_rules psqlmessages_auth[] := '{}';
+    v_idents text[];
+    v_topics text[];
 BEGIN
-    CASE TG_OP
-    WHEN 'INSERT' THEN
-        PERFORM messages._apply_rule_changes(
-            '{}',
-            (SELECT array_agg(DISTINCT n.ident::text) FROM new_rules AS n),
-            (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
-             WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
-        );
-    WHEN 'UPDATE' THEN
-        PERFORM messages._apply_rule_changes(
-            (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
-            (SELECT array_agg(r.ident::text)
-             FROM (SELECT o.ident FROM old_rules AS o UNION SELECT n.ident FROM new_rules AS n) AS r),
-            (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
-             WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
-        );
-    WHEN 'DELETE' THEN
-        PERFORM messages._apply_rule_changes(
-            (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
-            (SELECT array_agg(DISTINCT o.ident::text) FROM old_rules AS o),
-            NULL
-        );
-    WHEN 'TRUNCATE' THEN
-        PERFORM messages._apply_rule_changes('{}', NULL, NULL);
-    END CASE;
+    IF TG_OP IN ('UPDATE', 'DELETE') THEN
+        SELECT array_agg(o::psqlmessages_auth), array_agg(DISTINCT o.ident::text)
+        INTO v_former_rules, v_idents FROM old_rules AS o;
+    END IF;
+    IF TG_OP IN ('INSERT', 'UPDATE') THEN
+        SELECT v_idents || array_agg(DISTINCT n.ident::text),
+               array_agg(DISTINCT n.dest::text) FILTER (WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
+        INTO v_idents, v_topics FROM new_rules AS n;
+    END IF;
+    -- A statement that changes no row needs nothing; TRUNCATE may affect all nodes.
+    IF v_idents IS NOT NULL OR TG_OP = 'TRUNCATE' THEN
+        PERFORM messages._apply_rule_changes(v_former_rules, v_idents, v_topics);
+    END IF;
     RETURN NULL;
 END
 $$;

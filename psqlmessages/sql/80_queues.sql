@@ -60,40 +60,6 @@ CREATE INDEX IF NOT EXISTS scan_start_by_version ON messages._scan_start (queue_
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._scan_version;
 
 
-CREATE OR REPLACE FUNCTION messages._queue_error_or_null(
-    ident text,
-    queue text,
-    mode text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_error json;
-    v_rights record;
-BEGIN
-    v_error := messages._ident_and_dest_error(ident, queue);
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
-    ELSIF right(queue, 1) = '*' THEN
-        RETURN messages._error(62, queue);
-    END IF;
-    SELECT * INTO v_rights FROM messages._permissions(session_user, ident, 'Queue', queue);
-    IF v_rights.timeout IS NULL THEN
-        RETURN messages._error(2, 'Queue', queue);
-    ELSIF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read
-        OR mode = 'A' AND NOT v_rights.can_administer
-    THEN
-        RETURN messages._error(3, mode, 'Queue', queue);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._queue_error_or_null IS
-    'The error if this role may not use a queue as that node (54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, A, or empty for any rule.';
-
-
 CREATE OR REPLACE FUNCTION messages._may_use_queue(
     ident text,
     queue text,
@@ -114,6 +80,7 @@ BEGIN
             WHEN 'W' THEN v_rights.can_write
             WHEN 'R' THEN v_rights.can_read
             WHEN 'A' THEN v_rights.can_administer
+            WHEN '' THEN v_rights.timeout IS NOT NULL
             ELSE v_rights.can_write AND v_rights.can_read
         END;
     END IF;
@@ -122,7 +89,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._may_use_queue IS
-    'Whether this role may use a queue as that node. If not true, call _queue_error for the error. Faster than _queue_error_or_null. mode: W, R, RW or A.';
+    'Whether this role may use a queue as that node; null if no rule matches. If not true, call _queue_error. mode: W, R, RW for both, A, or empty for any rule.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_error(
@@ -133,14 +100,28 @@ CREATE OR REPLACE FUNCTION messages._queue_error(
 RETURNS json
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_error json := messages._ident_and_dest_error(ident, queue);
+    v_rights record;
 BEGIN
-    -- The second check finds no error if a rule was added after the first one.
-    RETURN coalesce(messages._queue_error_or_null(ident, queue, mode), messages._error(2, 'Queue', queue));
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
+    ELSIF right(queue, 1) = '*' THEN
+        RETURN messages._error(62, queue);
+    END IF;
+    SELECT * INTO v_rights FROM messages._permissions(session_user, ident, 'Queue', queue);
+    IF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read
+        OR mode = 'A' AND NOT v_rights.can_administer
+    THEN
+        RETURN messages._error(3, mode, 'Queue', queue);
+    END IF;
+    -- No rule matches, or one was added after the first check.
+    RETURN messages._error(2, 'Queue', queue);
 END
 $$;
 
 COMMENT ON FUNCTION messages._queue_error IS
-    'The error of a call that _may_use_queue has not allowed; never null.';
+    'The error of a call that _may_use_queue has not allowed (54, 1, 15, 16, 62, 2 or 3); never null.';
 
 
 CREATE OR REPLACE FUNCTION messages._get_or_create_queue(
@@ -206,7 +187,8 @@ STABLE
 AS $$
     SELECT q.* FROM psqlmessages_queue AS q
     WHERE q.name = _authorized_queue.queue
-      AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_authorized_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
+      AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_authorized_queue.queue) <= 100
+          AND right(ident, 1) <> '*' THEN coalesce(
           -- The usual rule, for this role and without patterns: it is found in a fifth of the time.
           (
               SELECT true FROM psqlmessages_auth AS a
@@ -484,7 +466,6 @@ LANGUAGE sql
 IMMUTABLE
 AS $$
     SELECT CASE
-        WHEN headers ->> 'x-hop-count' IS NULL THEN 0
         WHEN headers ->> 'x-hop-count' ~ '^[0-9]{1,9}$' THEN (headers ->> 'x-hop-count')::int
         WHEN headers ->> 'x-hop-count' ~ '^[0-9]+$' THEN 999999999
         ELSE 0

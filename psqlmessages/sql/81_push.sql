@@ -174,7 +174,8 @@ BEGIN
         ELSE
             WITH stored AS (
                 INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-                SELECT v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[b.ordinal], '{}'), coalesce(b.body, '')
+                SELECT v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[b.ordinal], '{}'),
+                       coalesce(b.body, '')
                 FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, ordinal)
                 RETURNING id
             )
@@ -269,7 +270,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.push(text, text, text, text, text, timestamptz, float8, int, text) IS
-    'Add an element to a queue, which is made if it does not exist. mature: when it becomes available, or delay: in how many seconds. key: a second push with this key stores nothing, and returns the Id of the first one and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
+    'Add an element to a queue, which is created if it does not exist. mature: when it becomes available, or delay: in how many seconds. key: a second push with this key stores nothing, and returns the Id of the first one and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_many(
@@ -301,7 +302,9 @@ BEGIN
         WITH authorized AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until, clock_timestamp() AS mature_at
             FROM messages._authorized_queue(client_id, queue, 'W') AS q
-            WHERE NOT q.is_removed AND NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192)
+            WHERE NOT q.is_removed AND NOT EXISTS (
+                SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192
+            )
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
             SELECT b.id, b.mature_at, b.mature_at, push_many.enc, coalesce(b.body, '')

@@ -131,7 +131,8 @@ DECLARE
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('pop', client_id, queue);
-    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source
+    FROM messages._authorized_queue(client_id, queue, 'R') AS q
     LEFT JOIN LATERAL (
         SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
     ) AS s ON true;
@@ -202,7 +203,8 @@ DECLARE
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('reserve', client_id, queue);
-    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source
+    FROM messages._authorized_queue(client_id, queue, 'R') AS q
     LEFT JOIN LATERAL (
         SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
     ) AS s ON true;

@@ -142,17 +142,14 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_error json;
     v_source psqlmessages_queue;
     v_destination psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command('move_elements', client_id, queue);
     IF messages._may_use_queue(client_id, queue, 'A') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'A');
-    END IF;
-    v_error := messages._queue_error_or_null(client_id, to_queue, 'W');
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
+    ELSIF messages._may_use_queue(client_id, to_queue, 'W') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, to_queue, 'W');
     ELSIF to_queue = queue THEN
         RETURN messages._error(63, 'to_queue', 'another queue than ' || queue || ' is needed');
     END IF;
@@ -164,7 +161,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.move_elements IS
-    'Move elements by their ids to another queue, as if they were pushed now, with no tries and without the headers of dead letters; delays continue. Moved: their number; reserved elements, those that a transaction has locked, and those of other queues stay. Needs mode A, and mode W for to_queue, which is made if it does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 63.';
+    'Move elements by their ids to another queue, as if they were pushed now, with no tries and without the headers of dead letters; delays continue. Moved: their number; reserved elements, those that a transaction has locked, and those of other queues stay. Needs mode A, and mode W for to_queue, which is created if it does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 63.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_queue_change(
@@ -283,8 +280,10 @@ BEGIN
     PERFORM messages._log_command('configure_queue', client_id, queue);
     v_error := messages._begin_queue_change(client_id, queue, 'A');
     -- Moving dead letters is a push to that queue.
-    IF v_error IS NULL AND dead_letter_queue <> '__deadletter__' THEN
-        v_error := messages._queue_error_or_null(client_id, dead_letter_queue, 'W');
+    IF v_error IS NULL AND dead_letter_queue <> '__deadletter__'
+        AND messages._may_use_queue(client_id, dead_letter_queue, 'W') IS NOT TRUE
+    THEN
+        v_error := messages._queue_error(client_id, dead_letter_queue, 'W');
     END IF;
     IF v_error IS NOT NULL THEN
         RETURN v_error;
@@ -295,20 +294,20 @@ BEGIN
     END IF;
     v_queue := messages._get_or_create_queue(queue);
     UPDATE psqlmessages_queue AS q
-    SET max_tries = CASE configure_queue.max_tries WHEN 0 THEN NULL ELSE coalesce(configure_queue.max_tries, q.max_tries) END,
+    SET max_tries = nullif(coalesce(configure_queue.max_tries, q.max_tries), 0),
         dead_letter_queue = coalesce(configure_queue.dead_letter_queue, q.dead_letter_queue),
         key_timeout = coalesce(configure_queue.key_timeout, q.key_timeout)
     WHERE q.id = v_queue.id
     RETURNING * INTO v_queue;
     RETURN (
-        '{"Err":"0","MaxTries":' || coalesce(v_queue.max_tries, 0) || ',"DeadLetterQueue":' || to_json(v_queue.dead_letter_queue)
-        || ',"KeyTimeout":' || v_queue.key_timeout || '}'
+        '{"Err":"0","MaxTries":' || coalesce(v_queue.max_tries, 0)
+        || ',"DeadLetterQueue":' || to_json(v_queue.dead_letter_queue) || ',"KeyTimeout":' || v_queue.key_timeout || '}'
     )::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.configure_queue IS
-    'Change settings of a queue, which is made if it does not exist. Null leaves a setting unchanged; max_tries => 0 removes the maximum. Needs mode A, and mode W for a dead_letter_queue other than __deadletter__. Returns MaxTries, DeadLetterQueue and KeyTimeout (seconds). Errors: 54, 1, 15, 16, 62, 2, 3, 63, 60.';
+    'Change settings of a queue, which is created if it does not exist. Null leaves a setting unchanged; max_tries => 0 removes the maximum. Needs mode A, and mode W for a dead_letter_queue other than __deadletter__. Returns MaxTries, DeadLetterQueue and KeyTimeout (seconds). Errors: 54, 1, 15, 16, 62, 2, 3, 63, 60.';
 
 
 CREATE OR REPLACE FUNCTION messages._remove_queue(
@@ -366,7 +365,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.remove_queue IS
-    'Remove an empty queue with its settings, keys and counts. A push at the same moment or later makes it again. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3, 66.';
+    'Remove an empty queue with its settings, keys and counts. A push at the same moment or later creates it again. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3, 66.';
 
 
 CREATE OR REPLACE FUNCTION messages.drain(
@@ -419,15 +418,13 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_error json;
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_sizes record;
 BEGIN
     PERFORM messages._log_command('sizes', client_id, queue);
-    v_error := messages._queue_error_or_null(client_id, queue, '');
-    IF v_error IS NOT NULL THEN
-        RETURN v_error;
+    IF messages._may_use_queue(client_id, queue, '') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, queue, '');
     END IF;
     SELECT * INTO v_queue FROM messages._existing_queue(queue);
     IF NOT FOUND THEN
@@ -508,12 +505,12 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.queue_listen IS
-    'Listen for elements of a queue, which is made if it does not exist: when elements may be available, PostgreSQL sends a notification on Channel, for Seconds from now. Next: seconds until the next element becomes available, null if there is none; Paused: whether the queue is paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Listen for elements of a queue, which is created if it does not exist: when elements may be available, PostgreSQL sends a notification on Channel, for Seconds from now. Next: seconds until the next element becomes available, null if there is none; Paused: whether the queue is paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE VIEW messages.queued_rows AS
-SELECT e.id, ''::text COLLATE "C" AS queue, e.body, e.enc, e.headers::text AS headers, e.mature_at AS mature, e.tries, 0 AS hops,
-       e.pushed_at, ''::text AS state
+SELECT e.id, ''::text COLLATE "C" AS queue, e.body, e.enc, e.headers::text AS headers, e.mature_at AS mature,
+       e.tries, 0 AS hops, e.pushed_at, ''::text AS state
 FROM psqlmessages_element AS e;
 
 COMMENT ON VIEW messages.queued_rows IS
@@ -699,7 +696,10 @@ BEGIN
             DELETE FROM psqlmessages_queuecount AS c
             WHERE c.id = ANY (ARRAY(
                 SELECT l.id FROM psqlmessages_queuecount AS l
-                WHERE l.id > (SELECT CASE WHEN q.counted_id <= v_last_id THEN q.counted_id - 20000 ELSE 0 END FROM messages._queues AS q)
+                WHERE l.id > (
+                    SELECT CASE WHEN q.counted_id <= v_last_id THEN q.counted_id - 20000 ELSE 0 END
+                    FROM messages._queues AS q
+                )
                 ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
             ))
             RETURNING c.*

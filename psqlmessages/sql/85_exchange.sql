@@ -22,12 +22,13 @@ DECLARE
     v_queue psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
-    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source
+    FROM messages._authorized_queue(client_id, queue, 'R') AS q
     LEFT JOIN LATERAL (
         SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
     ) AS s ON true;
     v_queue := v_source.queue;
-    IF (v_queue.id > 0 AND client_id <> '' AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
+    IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
@@ -167,8 +168,8 @@ BEGIN
     FOR v_pushed IN
         WITH pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-            SELECT c.queue_id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()), coalesce(c.tries, 0),
-                   CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
+            SELECT c.queue_id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()),
+                   coalesce(c.tries, 0), CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
                    CASE
                        WHEN c.headers IS NOT NULL THEN messages._parse_headers(c.headers)
                        ELSE s.headers
@@ -191,7 +192,9 @@ BEGIN
             RETURNING queue_id, available_at
         )
         SELECT q AS queue, p.puts, p.first_at
-        FROM (SELECT n.queue_id, count(*) AS puts, min(n.available_at) AS first_at FROM pushed AS n GROUP BY n.queue_id) AS p
+        FROM (
+            SELECT n.queue_id, count(*) AS puts, min(n.available_at) AS first_at FROM pushed AS n GROUP BY n.queue_id
+        ) AS p
         JOIN unnest(v_destinations) AS q ON q.id = p.queue_id
     LOOP
         PERFORM messages._reset_scan_start(
@@ -245,13 +248,13 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     SELECT * INTO v_source FROM messages._authorized_queue(client_id, source, 'R');
-    IF (v_source.id > 0 AND client_id <> '') IS NOT TRUE AND messages._may_use_queue(client_id, source, 'R') IS NOT TRUE THEN
+    IF v_source.id IS NULL AND messages._may_use_queue(client_id, source, 'R') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, source, 'R');
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');
     END IF;
     -- The common case: this transaction has taken the elements, and all copies are unchanged.
-    IF v_source.id > 0 AND num_nulls(failed, headers, bodies, encs, matures, tries) = 6 THEN
+    IF v_source.id IS NOT NULL AND num_nulls(failed, headers, bodies, encs, matures, tries) = 6 THEN
         v_ids := messages._parse_ids(elements);
         v_copy_of := messages._parse_ids(copy_of);
         v_destinations := messages._destination_queues(client_id, copy_of, queues);

@@ -1,4 +1,4 @@
--- Staging: several connections copy many bodies into a table, and one transaction makes them messages or elements.
+-- Staging: several connections copy many bodies into a table, and one transaction publishes or pushes them all.
 -- Staged rows belong to a batch of a query, for example of Spark; a batch that is repeated changes nothing.
 
 -- Not UNLOGGED, because a crash or failover would empty the table while queries run. Each row has arrays of bodies:
@@ -37,59 +37,9 @@ CREATE TABLE IF NOT EXISTS messages._batch (
 CREATE INDEX IF NOT EXISTS batch_by_age ON messages._batch (committed_at);
 
 
-CREATE OR REPLACE FUNCTION messages._batch_argument_error(
-    query text,
-    batch bigint
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF length(query) NOT BETWEEN 1 AND 200 THEN
-        RETURN messages._error(54);
-    ELSIF batch IS NULL OR batch < 0 THEN
-        RETURN messages._error(63, 'batch', coalesce(batch::text, 'null'));
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._batch_argument_error IS
-    'The error of a query name or batch number (54, 63), or null.';
-
-
-CREATE OR REPLACE FUNCTION messages._committed_batch_answer(
+CREATE OR REPLACE FUNCTION messages._begin_batch(
     query text,
     batch bigint,
-    stagings uuid[]
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_last_batch bigint;
-BEGIN
-    LOOP
-        SELECT b.batch INTO v_last_batch FROM messages._batch AS b
-        WHERE b.role = session_user AND b.query = _committed_batch_answer.query FOR UPDATE;
-        EXIT WHEN FOUND;
-        INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
-    END LOOP;
-    IF batch > v_last_batch THEN
-        RETURN NULL;
-    ELSIF batch < v_last_batch THEN
-        RETURN messages._error(65, batch::text, left(query, 100), v_last_batch::text);
-    END IF;
-    PERFORM messages._record_batch(query, batch, stagings);
-    RETURN '{"Err":"0","Already":1}';
-END
-$$;
-
-COMMENT ON FUNCTION messages._committed_batch_answer IS
-    'Lock the query, which waits for a transaction that commits a batch of it. Returns the answer if this batch was committed before, and removes its staged rows; error 65 if a later batch was; null for a new batch.';
-
-
-CREATE OR REPLACE FUNCTION messages._staged_rows_error(
     stagings uuid[],
     row_count bigint
 )
@@ -97,9 +47,27 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
+    v_last_batch bigint;
     v_rows bigint;
     v_largest bigint;
 BEGIN
+    IF length(query) NOT BETWEEN 1 AND 200 THEN
+        RETURN messages._error(54);
+    ELSIF batch IS NULL OR batch < 0 THEN
+        RETURN messages._error(63, 'batch', coalesce(batch::text, 'null'));
+    END IF;
+    LOOP
+        SELECT b.batch INTO v_last_batch FROM messages._batch AS b
+        WHERE b.role = session_user AND b.query = _begin_batch.query FOR UPDATE;
+        EXIT WHEN FOUND;
+        INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
+    END LOOP;
+    IF batch < v_last_batch THEN
+        RETURN messages._error(65, batch::text, left(query, 100), v_last_batch::text);
+    ELSIF batch = v_last_batch THEN
+        PERFORM messages._record_batch(query, batch, stagings);
+        RETURN '{"Err":"0","Already":1}';
+    END IF;
     SELECT count(*), max(octet_length(b.body)) INTO v_rows, v_largest
     FROM (
         SELECT unnest(s.bodies) AS body FROM messages.staged AS s
@@ -112,8 +80,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._staged_rows_error IS
-    'The error if the number of staged bodies is not row_count (64), or one of them is too large (51); or null.';
+COMMENT ON FUNCTION messages._begin_batch IS
+    'Lock the query, which waits for a transaction that commits a batch of it, and check the batch. Returns null for a new batch; the answer for a batch that was committed before, whose staged rows it removes; or the error: of the arguments (54, 63), 65 if a later batch was committed, 64 if the number of staged bodies is not row_count, 51 if one of them is too large.';
 
 
 CREATE OR REPLACE FUNCTION messages._unstage(
@@ -204,24 +172,6 @@ COMMENT ON FUNCTION messages._has_expired_staged_rows IS
     'Whether _delete_expired_staged_rows would remove anything.';
 
 
-CREATE OR REPLACE FUNCTION messages._check_row_count(
-    stored bigint,
-    expected bigint
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF stored <> expected THEN
-        PERFORM messages._raise(messages._error(64, stored::text, expected::text));
-    END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._check_row_count IS
-    'Raise error 64 if staged rows were removed or added after _staged_rows_error has counted them.';
-
-
 CREATE OR REPLACE FUNCTION messages._deduplicate(
     stagings uuid[]
 )
@@ -268,10 +218,7 @@ BEGIN
         RETURN coalesce(v_error, '{"Err":"0","Rows":0}');
     END IF;
     v_stagings := messages._deduplicate(stagings);
-    v_error := coalesce(
-        messages._batch_argument_error(query, batch), messages._committed_batch_answer(query, batch, v_stagings),
-        messages._staged_rows_error(v_stagings, row_count)
-    );
+    v_error := messages._begin_batch(query, batch, v_stagings, row_count);
     IF v_error IS NULL AND NOT messages._ensure_topic(client_id, topic) THEN
         -- The last rule was removed at this moment.
         v_error := messages._error(2, 'Topic', topic);
@@ -295,11 +242,12 @@ BEGIN
         ) AS s
     ) AS b;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
-    PERFORM messages._check_row_count(v_rows, row_count);
+    IF v_rows <> row_count THEN
+        -- Staged rows were removed or added since _begin_batch.
+        PERFORM messages._raise(messages._error(64, v_rows::text, row_count::text));
+    END IF;
     v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
-    PERFORM messages._notify_subscribers(
-        topic, messages._current_subscriber_channels(topic, v_topic.subscriber_channels)
-    );
+    PERFORM messages._notify_subscribers(topic, v_topic.subscriber_channels);
     -- A rule may have been removed while this call waited for another connection.
     v_error := messages._publish_error(client_id, topic);
     IF v_error IS NOT NULL THEN
@@ -371,10 +319,7 @@ BEGIN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
     v_stagings := messages._deduplicate(stagings);
-    v_error := coalesce(
-        messages._batch_argument_error(query, batch), messages._committed_batch_answer(query, batch, v_stagings),
-        messages._staged_rows_error(v_stagings, row_count)
-    );
+    v_error := messages._begin_batch(query, batch, v_stagings, row_count);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF EXISTS (
@@ -406,14 +351,17 @@ BEGIN
             RETURNING 1
         )
         SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
-        PERFORM messages._check_row_count(v_staged, row_count);
     ELSE
         INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
         SELECT v_queue.id, v_now, v_now, s.enc,
                CASE WHEN s.headers <> '' THEN messages._parse_headers(s.headers) ELSE '{}' END, s.body
         FROM messages._staged_rows(v_stagings) AS s;
         GET DIAGNOSTICS v_rows = ROW_COUNT;
-        PERFORM messages._check_row_count(v_rows, row_count);
+        v_staged := v_rows;
+    END IF;
+    IF v_staged <> row_count THEN
+        -- Staged rows were removed or added since _begin_batch.
+        PERFORM messages._raise(messages._error(64, v_staged::text, row_count::text));
     END IF;
     IF v_rows > 0 THEN
         PERFORM messages._reset_scan_start(v_queue.id, v_now);

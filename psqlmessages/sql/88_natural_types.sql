@@ -88,7 +88,7 @@ COMMENT ON FUNCTION messages.publish(text, text, jsonb) IS
 
 -- A call of push with null or untyped values must match only the function with text. So the order of the parameters
 -- matters: at each position that function has text, which PostgreSQL prefers, or all functions have the same type. No
--- overload has arrays of jsonb, because PostgreSQL prefers none of text[] and jsonb[].
+-- overload has arrays of jsonb, because PostgreSQL prefers neither text[] nor jsonb[].
 CREATE OR REPLACE FUNCTION messages.push(
     client_id text,
     queue text,

@@ -1,4 +1,4 @@
-"""Template tags: the navigation that all pages share, and URLs of the monitor's pages."""
+"""Template tags and filters: the common navigation, URLs of pages, durations and counts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, Final
 from django import template
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.monitor import names
+from psqlmessages.monitor import formats, names
 from psqlmessages.monitor.access import load_access
 
 register = template.Library()
+register.filter(formats.format_age)
+register.filter(formats.format_count)
 
 # Of each page: its label, the name of its URL, and the names of the URLs of its subpages.
 _MONITOR: Final = (

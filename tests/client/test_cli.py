@@ -11,7 +11,7 @@ import pytest
 from psqlmessages import Node, __version__
 from psqlmessages.cli.main import main
 from tests.client.nodes import next_message
-from tests.client.programs import PROMPTLY, Program, finished, started
+from tests.client.programs import PROMPTLY, Program, started
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
@@ -75,7 +75,6 @@ def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: 
 FAILURES = (
     (("call", "NODE1", "NODE2", "x"), "17: Client NODE2 is not connected"),
     (("send", "NODE1", "ORDERS"), "10: cannot listeners for Topic ORDERS"),
-    (("send", "NODE1", "UNHEARD"), "9: Topic UNHEARD is not existent"),
     (("receive", "OTHER", "ORDERS"), "5: there are no permissions for ident OTHER"),
     (("status", "UNHEARD"), "there is no topic UNHEARD, or no rule lets"),
     (("call", "NODE1", "NODE2", "{", "--json"), "Expecting property name"), (("demo",), "cannot"),
@@ -83,7 +82,6 @@ FAILURES = (
 )  # fmt: skip
 MISTAKES: tuple[tuple[str, ...], ...] = (
     (), ("unheard",), ("send", "NODE1"), ("send", "NODE1", "ORDERS", "--count", "-1"),
-    ("send", "NODE1", "ORDERS", "--interval", "soon"),
     ("receive", "NODE1", "ORDERS", "--timeout", "nan"), ("bench", "--rounds", "0"),
 )  # fmt: skip
 
@@ -105,9 +103,6 @@ def test_failures_name_the_cause(server: TestedServer, conversation: None, capsy
         with pytest.raises(SystemExit, match="2"):
             main(arguments)
         assert "usage: psqlmessages" in capsys.readouterr().err
-    done = finished("send", "NODE1", "UNHEARD", dsn=server.url("user1"))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
 
 
 def test_status_shows_nodes(server: TestedServer, node1: Node, node2: Node, capsys):
@@ -170,9 +165,7 @@ def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys)
         (owner.info.user,),
     )
     assert main(["--dsn", server.url(), "demo"]) == 1
-    said = capsys.readouterr()
-    assert "DIFFERENT: expected {'Err': '0', 'Notifiers': ['DEMO1']" in said.out
-    assert "steps differ" in said.err
+    assert "DIFFERENT: expected {'Err': '0', 'Notifiers': ['DEMO1']" in capsys.readouterr().out
 
 
 def test_live_traffic_resumes_after_a_revoked_right_returns(world: World):

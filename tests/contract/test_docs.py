@@ -129,11 +129,15 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile():
     assert re.findall(r"^\$ make (\S+)", README, re.MULTILINE) == ["run", "test"]
 
 
-def test_links_to_the_site_lead_to_a_page():
+def test_links_to_the_site_and_files_named_to_contributors_exist():
     texts = [README, *(path.read_text() for path in (ROOT / "psqlmessages").rglob("*.*[ysl]"))]
     linked = {page for text in texts for page in re.findall(f"{DOCS_URL}([a-z/-]+)/", text)}
     assert {"tutorial", "choose"} <= linked
-    assert [page for page in linked if not (DOCS / f"{page}.md").exists()] == []
+    named = re.findall(
+        r"`((?:docs|psqlmessages|tests)/\S+\.\w+)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    missing = [page for page in linked if not (DOCS / f"{page}.md").exists()]
+    assert missing + [file for file in named if not any(ROOT.glob(file))] == []
 
 
 def test_each_promise_stands_in_the_docs_and_has_a_test():

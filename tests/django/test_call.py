@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.test import Client
 
 from project.postgres import Server
-from psqlmessages import Message, Node, exceptions, rpc_client
+from psqlmessages import Message, Node, exceptions, pytest_plugin, rpc_client
 from psqlmessages.django import acall, call, node, push, reserve_many
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from psqlmessages.exchanges.store import repository
@@ -135,8 +135,6 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
     assert sender.startswith(f"shop.{os.getpid()}-")
     assert asyncio.run(ask_many()) == [{"answer": number} for number in range(100)]
     # The pytest plugin closes the session at the end of a test.
-    from psqlmessages import pytest_plugin
-
     with contextmanager(inspect.unwrap(pytest_plugin._close_sessions))():
         assert shop.owner.query(SESSIONS) == 1
     assert shop.owner.query(SESSIONS) == 0
@@ -162,13 +160,19 @@ def test_a_session_opened_too_late_fails_and_calls_go_on(shop: World, monkeypatc
 
 @pytest.mark.usefixtures("prices")
 def test_calls_work_again_once_a_rule_that_was_removed_is_back(shop: World):
+    remove = "UPDATE messages.auth SET ident = '-' || ident WHERE ident LIKE 'shop%%'"
+    add = "UPDATE messages.auth SET ident = substr(ident, 2) WHERE ident LIKE '-shop%%'"
     assert call("PRICES", 1) == {"answer": 1}
-    shop.execute("UPDATE messages.auth SET ident = '-' || ident WHERE ident LIKE 'shop%%'")
+    shop.execute(remove)
     for _ in range(2):
         with pytest.raises((exceptions.NotAuthorized, exceptions.IdentNotExistent)):
             call("PRICES", 2)
-    shop.execute("UPDATE messages.auth SET ident = substr(ident, 2) WHERE ident LIKE '-shop%%'")
-    assert call("PRICES", 3) == {"answer": 3}
+    shop.execute(add)
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(size(5, 50)):
+            assert list(threads.map(lambda _: call("PRICES", 3), range(40))) == [{"answer": 3}] * 40
+            shop.execute(remove)
+            shop.execute(add)
 
 
 def test_a_node_that_leaves_ends_the_wait(prices: Node):

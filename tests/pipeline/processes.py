@@ -9,7 +9,7 @@ from threading import Event
 
 # A short-lived Java is faster without its optimizing compiler.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# The configuration of a small session.
+# Settings of a small session.
 SMALL = {
     "spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.sql.shuffle.partitions": 1, "spark.sql.codegen.wholeStage": False,

@@ -1,6 +1,5 @@
 """The sink through Spark: DataFrames and streams enter topics and queues."""
 
-import json
 from collections.abc import Callable
 
 import pytest
@@ -33,7 +32,7 @@ def stream(
     return run
 
 
-def test_rows_keep_their_order(spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]):
+def test_rows_keep_their_order(spark: SparkSession, sink: Sink):
     write(spark.range(0, 5_000, 1, 2).selectExpr("CAST(id AS string) AS body"), sink.topic)
     assert sink.bodies() == [str(number) for number in range(5_000)]
     encoded: list[tuple[str | None, str | None]] = [
@@ -43,12 +42,7 @@ def test_rows_keep_their_order(spark: SparkSession, sink: Sink, dsn_file: Callab
     write(spark.createDataFrame([(b"\0\xff",), (None,)], "body binary").coalesce(1), sink.topic)
     assert sink.rows()[5_000:] == [*encoded[:3], ("", None), ("AP8=", "b64"), ("", "b64")]
     write(spark.sql("SELECT to_json(struct(1 AS a)) AS body, 'json' AS enc"), sink.topic)
-    sink.world.rules(f"user2 READER Topic {TOPIC} R 10")
-    read = spark.read.format("psqlmessages").options(
-        topic=TOPIC, client="READER", dsnFile=dsn_file("user2")
-    )
-    last = read.load().orderBy("id").collect()[-1]
-    assert (last.sender, json.loads(last.body), last.enc) == ("pipeline", {"a": 1}, "json")
+    assert sink.rows()[-1] == ('{"a":1}', "json")
     assert sink.staged() == 0
 
 

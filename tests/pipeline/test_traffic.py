@@ -2,12 +2,14 @@
 
 import os
 import signal
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import patch
 
 import psycopg
 import pytest
@@ -16,10 +18,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
+from psqlmessages.management.pipeline import JobContext
 from psqlmessages.pipeline import job_runner, traffic
 from psqlmessages.pipeline.job_runner import JobFailed, JobProgress, JobRunner
 from psqlmessages.pipeline.offsets import Lag
 from psqlmessages.pipeline.traffic import TrafficTable, TrafficWindow
+from tests.exchanges.conftest import namespace
 from tests.pipeline.processes import until
 from tests.pipeline.traffic_field import SENDERS, TOPICS, TrafficField
 from tests.sql.conftest import World
@@ -219,6 +223,13 @@ def test_the_command_counts_available_elements_and_fails_without_a_right(
     assert (state, "pipeline.traffic" in error) == ("failed", True)
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"psqlmessages: {error}"
     assert not (tmp_path / "none").exists()
+
+
+def test_behind_a_pooler_jobs_connect_by_the_alias_direct():
+    direct = namespace("direct", OPTIONS={"application_name": "direct"})
+    job = JobContext("traffic", Namespace(database="default"))
+    with patch.dict(os.environ), direct, job:
+        assert "application_name=direct" in os.environ["PSQLMESSAGES_DSN"]
 
 
 def test_arguments_that_mean_nothing_are_refused():

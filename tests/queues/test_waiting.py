@@ -103,6 +103,8 @@ def test_a_node_that_lost_its_right_gets_no_further_wake_ups(queue: Queue, world
         queue.reader.execute("BEGIN")
     queue.wait()
     channel = other.ok("queue_listen", "OTHER", "Q")["Channel"]
+    world.execute("DELETE FROM messages.auth WHERE ident = 'NOBODY'")  # changes nothing
+    assert queue.wakes(other) == []
     if when == "after it waited":
         world.execute("UPDATE psqlmessages_queue SET awaited_until = now()")
     world.execute("DELETE FROM messages.auth WHERE ident = 'GET' AND dest = 'Q'")

@@ -180,7 +180,7 @@ def test_locks_that_calls_wait_for_are_taken_first(own_world: World, database: B
         with database.cursor() as cursor:
             cursor.execute(RELATIONS)
             there = dict(cursor.fetchall())
-            schema.lock_tables(cursor, which)
+            schema.prepare_tables(cursor, which)
             first = locked(cursor, modes)
             act(database)
             found = (locked(cursor, modes) - first) & there.keys()

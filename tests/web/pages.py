@@ -237,3 +237,10 @@ def logged_in(*permissions: str, is_staff: bool = True, **options: bool) -> Clie
     client = Client(**options)
     client.force_login(user)
     return client
+
+
+def rule_fields(response: HttpResponse, dest: str) -> dict[str, str]:
+    """Return the fields of the form that adds a missing rule about this destination."""
+    (form,) = (form for form in Page("", response).forms if form.values.get("dest") == [dest])
+    assert form.action == "/monitor/rule/"
+    return {name: values[0] for name, values in form.values.items()}

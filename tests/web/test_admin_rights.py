@@ -9,9 +9,12 @@ from django.core import checks
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import translation
+from pytest_django import Settings
 
 from psqlmessages import models
 from psqlmessages.models import Auth, Client, Exchange, PipelineJob, Queue, Topic, WebIdentity
+from tests.exchanges.conftest import namespace
+from tests.exchanges.test_runner_between import ToEu
 from tests.web.measured import job, window
 from tests.web.pages import (
     CLIENTS,
@@ -32,6 +35,7 @@ MODELS = (
     Auth, Client, models.Destination, models.Element, Exchange, PipelineJob, Queue,
     models.Subscription, Topic, models.Traffic, WebIdentity,
 )  # fmt: skip
+LISTS = (RULES, CLIENTS, TOPICS, IDENTITIES, QUEUES, EXCHANGES, SUBSCRIPTIONS, TRAFFIC, JOBS)
 CHANGES = {
     "Save", "Stop", "Start", "Add the rules of this database", "Pause", "Drain…", "Disconnect…",
     "Archive", "Redrive selected", "Import",
@@ -123,9 +127,7 @@ def test_forms_need_their_token_and_pages_their_permissions(filled: Admin):
             assert chief.post(address, {"post": "yes"}).status_code == 403, address
     assert chief.post(page_of(models.Traffic.objects.get()), {"count": 1}).status_code == 403
     assert stored() == before
-    pages = [RULES, f"{RULES}export/", f"{RULES}import/", CLIENTS, f"{CLIENTS}open-transactions/",
-             TOPICS, IDENTITIES, QUEUES, EXCHANGES, SUBSCRIPTIONS, TRAFFIC,
-             JOBS]  # fmt: skip
+    pages = [*LISTS, f"{RULES}export/", f"{RULES}import/", f"{CLIENTS}open-transactions/"]
     nobody = filled.staff()
     refused = {path: nobody.open(path) for path in pages}
     assert [path for path, page in refused.items() if page.status != 403] == []
@@ -208,7 +210,7 @@ LABEL = re.compile(
 NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1", "p95"}
 
 
-def test_labels_buttons_and_headings_are_translated(filled: Admin, monkeypatch):
+def test_pages_are_translated_and_read_no_replica(filled: Admin, monkeypatch, settings: Settings):
     # This translation puts each text in brackets.
     for name, chosen in (("gettext", 0), ("ngettext", 1)):
         monkeypatch.setattr(
@@ -216,17 +218,18 @@ def test_labels_buttons_and_headings_are_translated(filled: Admin, monkeypatch):
         )
     queue, exchange = Queue.objects.get(), Exchange.objects.get()
     pages = [path for path in posts() if path.endswith(("change/", "add/", "import/"))]
-    pages += [RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, SUBSCRIPTIONS,
-              TRAFFIC, JOBS, f"{CLIENTS}open-transactions/",
-              page_of(Client.objects.get()), page_of(queue, "elements"),
-              page_of(exchange, "dry-run"), *(f"/monitor/{name}" for name in MONITOR)]  # fmt: skip
+    pages += [*LISTS, f"{CLIENTS}open-transactions/", page_of(Client.objects.get()),
+              page_of(queue, "elements"), page_of(exchange, "dry-run"),
+              *(f"/monitor/{name}" for name in MONITOR)]  # fmt: skip
+    settings.DATABASE_ROUTERS = [ToEu()]
+    with namespace("eu", HOST="127.0.0.1", PORT="1"):
+        shown = {path: filled.open(path).html for path in pages}
     untranslated = [
         (path, text)
-        for path in pages
-        for groups in LABEL.findall(filled.open(path).html)
+        for path, html in shown.items()
+        for groups in LABEL.findall(html)
         if (text := " ".join(re.sub(r"<[^>]*>", " ", "".join(groups[1:])).split()))
-        and "[" not in text
-        and "]" not in text
+        and not {"[", "]"} & set(text)
         and text.rstrip(":") not in NAMES
     ]
     assert untranslated == []

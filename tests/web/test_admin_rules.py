@@ -68,6 +68,7 @@ def test_a_deletion_names_the_affected_nodes_before_it_is_done(board: Admin):
     board.world.rules(f"user2 {name} Topic T R 10")
     board.world.node("user2", name)
     rules = Auth.objects.filter(ident__in=["BOARD", name])
+    assert board.client.get(f"{RULES}none/delete/").status_code == 302
     # U+202E reverses only the name.
     shown = f"Affected connected nodes: \u2068{name}\u2069\u2069 . They lose immediately"
     page = board.open(page_of(rules.get(ident=name), "delete"))
@@ -105,10 +106,8 @@ NOT_FOR_RPC = (
 )
 REFUSED = {
     "user1 A Rpc B R 9": NOT_FOR_RPC.format("R"),
-    "user1 A Rpc B O 9": NOT_FOR_RPC.format("O"),
     "user1 A Queue B O 9": "Mode O is for topics only: a queue cannot be observed.",
     "user1 A Topic B R 0": "The timeout must be 1 second or more.",
-    "user1 A Topic B R -5": "The timeout must be 1 second or more.",
     "user1 A Topic B R 2147483648": "The timeout must be 2,147,483,647 seconds or less.",
     f"user1 {'A' * 101} Topic B R 9": "Ensure this value has at most 100 characters (it has 101).",
     f"{'r' * 64} A Topic B R 9": "Ensure this value has at most 63 characters (it has 64).",

@@ -54,6 +54,7 @@ def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: 
     assert 0 <= before["notification_queue_usage_ratio",] < 0.5
     names = ("sessions", "nodes", "topics", "listeners", "notifiers", "rules")
     assert [before[name,] for name in names] == [2, 2, 1, 1, 1, 5]
+    assert before["bodies_disk_bytes",] > before["streams_disk_bytes",] > 0
     site.user("ann", idents=["web.*"])
     with closing(Visitor(site, cookie=site.login("ann"))) as visitor:
         visitor.ok("init", ident="web.1")

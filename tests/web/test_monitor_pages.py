@@ -25,7 +25,7 @@ from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
 from tests.web.measured import count
-from tests.web.pages import Page, logged_in
+from tests.web.pages import Page, logged_in, rule_fields
 from tests.web.test_admin_exchanges import new
 
 LIST, RULE = "/monitor/topics/", "/monitor/rule/"
@@ -152,17 +152,17 @@ def test_a_suggested_rule_is_added_once_by_its_user_and_site_only():
     assert client.post(RULE).status_code == 403
     assert not Auth.objects.exists()
     client.handler.enforce_csrf_checks = False
-    for _ in range(2):
-        response = client.post(RULE)
-        assert (response.status_code, response.json()) == (200, {"error": ""})
+    given = {**rule_fields(client.get(LIST), "*"), "role": Server.owner}
+    assert "example.monitor.* (psqlmessages): O" in client.post(RULE, given).text
+    assert not Auth.objects.exists(), "it asks first"
+    given["confirmed"] = "1"
+    assert client.post(RULE, {**given, "back": "//evil"}).headers["Location"] == "/monitor/"
+    answer = client.post(RULE, given)
+    assert (answer.status_code, "already have a rule" in answer.text) == (400, True)
     (rule,) = Auth.objects.values_list("role", "ident", "type", "dest", "mode")
     assert rule == (Server.owner, "example.monitor.*", "Topic", "*", "O")
     (entry,) = LogEntry.objects.all()
     assert entry.is_addition()
-    Auth.objects.update(mode="R")
-    response = client.post(RULE)
-    assert (response.status_code, Auth.objects.get().mode) == (409, "R")
-    assert "mode R" in response.json()["error"]
 
 
 def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,8 @@ from psqlmessages.exceptions import (
 )
 from psqlmessages.models import Element, Exchange, PipelineJob, Queue, RefusedCall, Subscription
 from psqlmessages.monitor import listing, metrics, now, refused_writer
-from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, database_problem, find_problems
+from psqlmessages.monitor.problem_checks import CHECK_NAMES, CHECKS
+from psqlmessages.monitor.problems import Problem, database_problem, find_problems
 from psqlmessages.orm import direct_dsn
 from tests.sql.conftest import World
 from tests.web.measured import count, job
@@ -203,12 +205,15 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
         ("N", "Topic", "T", "W", 3), ("example", "Queue", "Q", "W", 1),
         ("example", "Queue", "other", "", 1), ("stranger", "", "", "", 1),
     ]  # fmt: skip
-    page = logged_in("view_monitor").get("/monitor/nodes/N/").text
+    client = logged_in("view_monitor", "add_auth", "view_auth")
+    page = client.get("/monitor/nodes/N/").text
     assert "Refused calls" in page
     assert (
         "VALUES (&#x27;ROLE&#x27;, &#x27;N&#x27;, &#x27;Topic&#x27;, &#x27;T&#x27;, &#x27;W&#x27;"
         in page
     )
+    (address,) = re.findall('href="(/admin/psqlmessages/auth/add/.*?)"', page)
+    assert 'name="ident" value="N"' in client.get(unescape(address)).text
     # Callers choose the names, so the number of rows is limited.
     for number in range(MAX_RULES + 50):
         refused_calls.record("N", TopicNotExistent(f"Topic t{number} is not existent"))
@@ -219,11 +224,11 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
 
 def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
     current = get_settings()
-    answers = [None if check.name == "waiting" else [] for check in CHECKS]
+    answers = [(check, None if check.name == "waiting" else []) for check in CHECKS]
     (unchecked,) = find_problems(answers, timezone.now(), current)
     assert (unchecked.id, unchecked.severity) == ("unchecked:waiting", "warning")
     for name, row, severity, words in OF_THE_SERVER:
-        answers = [[row] if check.name == name else [] for check in CHECKS]
+        answers = [(check, [row]) for check in CHECKS if check.name == name]
         (problem,) = find_problems(answers, timezone.now(), current)
         assert (problem.check, problem.severity) == (name, severity)
         assert words in problem.sentence
@@ -265,22 +270,20 @@ def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
         metrics, "running_observer", lambda: SimpleNamespace(history=SimpleNamespace(topics={}))
     )
     text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
-    names = set()
-    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE):
-        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-        names |= {name + suffix for suffix in suffixes}
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
+    histograms = [name for name, kind in kinds.items() if kind == "histogram"]
+    names = {*kinds, *(name + end for name in histograms for end in ("_bucket", "_sum", "_count"))}
+    page = (FILES.parent / "reference/settings.md").read_text().partition("| figure |")[2]
+    figures = "".join(re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE))
+    documented = set(re.findall(r"`(?:psqlmessages)?(_\w+)", figures))
+    assert {f"psqlmessages{name}" for name in documented} == set(kinds)
     alerts = (FILES / "alerts.yml").read_text()
     for file in (alerts, (FILES / "dashboard.json").read_text()):
         used = set(re.findall(r"psqlmessages_\w+", file))
-        assert used
-        assert used <= names, used - names
+        assert set() < used <= names, used - names
     groups = yaml.safe_load(alerts)["groups"]
-    summaries = {
-        check: rule["annotations"]["summary"]
-        for rule in groups[0]["rules"]
-        for check in re.findall('check="(.*?)"', rule["expr"])
-    }
-    assert summaries == ALERTS
+    rules = "".join(rule["expr"] for rule in groups[0]["rules"])
+    assert sorted(re.findall('check="(.*?)"', rules)) == sorted(CHECK_NAMES)
     if promtool := shutil.which("promtool"):
         subprocess.run([promtool, "check", "rules", FILES / "alerts.yml"], check=True)
     for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:

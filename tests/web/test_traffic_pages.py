@@ -142,7 +142,7 @@ def test_windows_over_their_age_are_removed_in_batches(settings: Settings, capsy
         for days in (0, 2, 4):
             window("A", length=length, starts_at=now - timedelta(days=days))
     call_command("psqlmessages", "prune")
-    assert "removed 3 traffic windows" in capsys.readouterr().out
+    assert "removed traffic windows: 3" in capsys.readouterr().out
     left = Traffic.objects.values_list("window_seconds", flat=True).order_by("window_seconds")
     assert list(left) == [10, 60, 60, 3600, 3600, 3600]
     assert traffic_windows.prune() == 0

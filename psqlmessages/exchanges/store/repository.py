@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.model import (
@@ -40,7 +40,9 @@ class ExchangeExists(Exception):
 
 def rows(using: str = DEFAULT_DB_ALIAS) -> QuerySet[Exchange]:
     """Return a query set of all exchanges with their destinations. It makes two queries."""
-    return Exchange.objects.using(using).prefetch_related("destinations")
+    # Without its own query set, a router of the project could read the destinations elsewhere.
+    destinations = Prefetch("destinations", Destination.objects.using(using))
+    return Exchange.objects.using(using).prefetch_related(destinations)
 
 
 def read_all(using: str = DEFAULT_DB_ALIAS) -> tuple[DefinedExchange, ...]:

@@ -6,13 +6,16 @@ import sys
 from argparse import Namespace
 from typing import Any
 
+import psycopg
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
+from django.db import Error, connections
 
 from psqlmessages.checks import COMMAND_TAG
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
+from psqlmessages.cli.output import fail
+from psqlmessages.client.calls import translate_error
 from psqlmessages.management import (
     access,
     database,
@@ -23,6 +26,7 @@ from psqlmessages.management import (
     run,
 )
 from psqlmessages.orm import direct_dsn, resolve_alias
+from psqlmessages.retry import error_line
 
 
 class Command(BaseCommand):
@@ -63,5 +67,18 @@ class Command(BaseCommand):
             code = execute(arguments)
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
+        except Error as error:
+            code = fail(_error_text(error))
         if code != DONE:
             sys.exit(code)
+
+
+def _error_text(error: Error) -> str:
+    """Return PostgreSQL's message and hint, the error as the client names it, or its text."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error):
+        return error_line(error)
+    translated = translate_error(cause, is_broken=False)
+    if translated is not cause or cause.diag.message_primary is None:
+        return error_line(translated)
+    return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()

@@ -68,7 +68,7 @@ class ArchiveJob:
     def start(
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
-        """Start the query; ``checkpoint`` only avoids that archived messages are read again."""
+        """Start the query. Without its ``checkpoint`` it reads, and skips, archived messages."""
         options: dict[str, Any] = {"client": READER, "timeout": 10 * 60, "topic": ",".join(topics)}
         # The archive detects missing messages itself: see _check_and_mark.
         options |= {"maxRowsPerTrigger": 300_000, "failOnDataLoss": "false"}

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -142,7 +143,7 @@ class ArchiveFolder:
 
         On S3, two processes that create the same name at the same time may both succeed.
         """
-        draft = f"_staging/{uuid4().hex}"
+        draft = f"{STAGING}/{uuid4().hex}"
         stream = self._files.create(self._path(draft), True)
         try:
             stream.write(bytearray(text.encode()))
@@ -247,10 +248,7 @@ class ArchiveLogEntry:
 
 
 class ArchiveLog:
-    """The log of one archive, and the archive's state after the entry ``version`` (-1: none).
-
-    Several processes may write: `commit` refuses an entry if another process has added one first.
-    """
+    """The log of one archive, and the archive's state after the entry ``version`` (-1: none)."""
 
     def __init__(self, folder: ArchiveFolder) -> None:
         self.folder = folder
@@ -266,11 +264,9 @@ class ArchiveLog:
     def load(self) -> None:
         """Read the last snapshot and later entries; complete moves that were interrupted."""
         for _ in range(_LOAD_ATTEMPTS):
-            try:
+            # If another process writes a snapshot and deletes old entries, start again.
+            with suppress(FileNotFoundError):
                 return self._load()
-            except FileNotFoundError:
-                # Another process has written a snapshot and deleted old entries: start again.
-                continue
         raise ArchiveError(f"an entry is missing in the log of {self.folder.root}")
 
     def refresh(self) -> None:
@@ -352,8 +348,7 @@ class ArchiveLog:
 
     def _read_entry(self, version: int) -> ArchiveLogEntry | None:
         name = _entry_name(version)
-        exists = self.folder.exists(name)
-        return ArchiveLogEntry.of(self.folder.read(name)) if exists else None
+        return ArchiveLogEntry.of(self.folder.read(name)) if self.folder.exists(name) else None
 
     def _write_snapshot(self) -> None:
         """Write a snapshot; delete earlier entries and snapshots that are older than a day.

@@ -70,14 +70,11 @@ def limit_plan(
 ) -> ReplayPlan:
     """Add a range of ids or times to a request, both inclusive; None means no limit."""
     limits: dict[str, Any] = {}
-    if isinstance(begin, datetime):
-        limits["since"] = begin.isoformat()
-    elif begin is not None:
-        limits["first"] = begin
-    if isinstance(end, datetime):
-        limits["until"] = end.isoformat()
-    elif end is not None:
-        limits["last"] = end
+    for limit, id_name, time_name in ((begin, "first", "since"), (end, "last", "until")):
+        if isinstance(limit, datetime):
+            limits[time_name] = limit.isoformat()
+        elif limit is not None:
+            limits[id_name] = limit
     return replace(request, **limits)
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import psycopg
 from pyspark.sql import functions as sf
 
-from psqlmessages.client.calls import translate_error
-from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.client.calls import is_transient, translate_error
 from psqlmessages.pipeline import offsets
 from psqlmessages.pipeline.archive import mark_calls
 from psqlmessages.pipeline.archive.log import ArchiveError
@@ -81,15 +80,12 @@ class Comparison:
         return self.stored == self.archived
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
+class _Range(NamedTuple):
+    """The ids to compare: above ``low``, up to ``high``; in parts of ``width`` ids."""
+
     low: int
     high: int
-
-    @property
-    def part_width(self) -> int:
-        """The number of ids in each of the _RANGES parts, rounded up."""
-        return -(-(self.high - self.low) // _RANGES)
+    width: int
 
 
 def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Comparison]:
@@ -107,8 +103,8 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
         in_table, in_files = stored[topic], archived.get(topic, {})
         yield Comparison(topic, bound.low, bound.high, _add_up(in_table), _add_up(in_files))
         for number in sorted(in_table.keys() | in_files.keys()):
-            low = bound.low + number * bound.part_width
-            high = min(low + bound.part_width, bound.high)
+            low = bound.low + number * bound.width
+            high = min(low + bound.width, bound.high)
             part = Comparison(
                 topic, low, high, in_table.get(number, ZERO), in_files.get(number, ZERO)
             )
@@ -127,14 +123,12 @@ def _sum_stored(archive: Archive, topics: list[str]) -> tuple[RangeSums, dict[st
                 # Messages may have been removed before the lock.
                 bounds = _compared_ranges(archive, topics)
             for topic, bound in bounds.items():
-                parameters = {"ident": mark_calls.IDENT, "topic": topic, "width": bound.part_width}
-                parameters |= {"low": bound.low, "high": bound.high}
+                parameters = {"ident": mark_calls.IDENT, "topic": topic, **bound._asdict()}
                 rows = connection.execute(_STORED_SUMS, parameters).fetchall()
                 sums[topic] = {number: Checksum(count, int(sum_)) for number, count, sum_ in rows}
-    except psycopg.OperationalError as error:
-        raise ServerUnreachable(f"cannot read the database: {str(error).strip()}") from error
     except psycopg.Error as error:
-        raise translate_error(error, is_broken=False) from error
+        is_lost = isinstance(error, psycopg.OperationalError) and not is_transient(error)
+        raise translate_error(error, is_broken=is_lost) from error
     return sums, bounds
 
 
@@ -147,12 +141,14 @@ def _compared_ranges(archive: Archive, topics: list[str]) -> dict[str, _Range]:
             f"the archive belongs to database {archive.log.cluster},"
             f" but this is {watermarks.cluster}"
         )
-    bounds = {
-        name: _Range(watermarks.topics[name].removed, archive.log.positions[name])
-        for name in topics
-        if name in watermarks.topics
-    }
-    return {name: bound for name, bound in bounds.items() if bound.high > bound.low}
+    bounds = {}
+    for name in topics:
+        if topic := watermarks.topics.get(name):
+            low, high = topic.removed, archive.log.positions[name]
+            if high > low:
+                # The width is rounded up.
+                bounds[name] = _Range(low, high, -(-(high - low) // _RANGES))
+    return bounds
 
 
 def _sum_archived(archive: Archive, bounds: Mapping[str, _Range]) -> RangeSums:
@@ -161,8 +157,7 @@ def _sum_archived(archive: Archive, bounds: Mapping[str, _Range]) -> RangeSums:
         for file in archive.log.files.values()
         if file.topic in bounds and file.last > bounds[file.topic].low
     ]
-    values = {name: [bound.low, bound.high, bound.part_width] for name, bound in bounds.items()}
-    by_topic = sf.from_json(sf.lit(json.dumps(values)), "map<string, array<bigint>>")
+    by_topic = sf.from_json(sf.lit(json.dumps(bounds)), "map<string, array<bigint>>")
     known = archive.spark.range(1).select(sf.explode(by_topic).alias("topic", "bound"))
     low, high, width = (sf.col("bound")[number] for number in range(3))
     rows = (

@@ -71,12 +71,6 @@ class SparkExchanges:
         self._folder.put(self._version, text)
         return True
 
-    @property
-    def is_current(self) -> bool:
-        """Whether no task uses earlier definitions than those of the last `define`."""
-        is_stopped = self._query is None or not self._query.isActive
-        return is_stopped or self._folder.version_in_use == self._version
-
     def start(self, *, once: bool = False) -> StreamingQuery:
         """Start the query; with ``once``, the query ends when the queues are empty."""
         self._spark.dataSource.register(ExchangeSource)
@@ -102,11 +96,15 @@ class SparkExchanges:
             self._query.stop()
 
     def wait_until_current(self, seconds: float) -> bool:
-        """Wait until no task uses earlier definitions; return False on timeout."""
+        """Wait until no task uses definitions before the last `define`; return False on timeout."""
         deadline = monotonic() + seconds
-        while not self.is_current and self._query is not None and monotonic() < deadline:
+        while self._query is not None and self._query.isActive:
+            if self._folder.version_in_use == self._version:
+                return True
+            if monotonic() >= deadline:
+                return False
             self._query.awaitTermination(_POLL_SECONDS)  # type: ignore[arg-type]
-        return self.is_current
+        return True
 
     def _on_turn(self, frame: DataFrame, turn: int) -> None:
         self._record(turn, [TaskCounts(*row) for row in frame.collect()])

@@ -131,7 +131,11 @@ class TurnSettings:
 async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
     """Run exchanges in one task for ``span`` seconds or less; return their counts."""
     aliases = sorted({alias for plan in plans for alias in plan.namespaces})
-    databases = {alias: _make_handle(alias) for alias in aliases}
+    databases = {}
+    for alias in aliases:
+        address = dsn(namespace=alias)
+        databases[alias] = handle = DatabaseHandle(alias, address)
+        handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
     runners = [TimedRunner(plan, databases) for plan in plans]
     deadline = monotonic() + settings.span
 
@@ -152,13 +156,6 @@ async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> lis
         for handle in databases.values():
             await handle.listener.close()
     return [counts for runner in runners for counts in runner.counts()]
-
-
-def _make_handle(alias: str) -> DatabaseHandle:
-    address = dsn(namespace=alias)
-    handle = DatabaseHandle(alias, address)
-    handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
-    return handle
 
 
 _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.1), timedelta(seconds=5)
@@ -256,8 +253,8 @@ class SourceWatcher:
         for source in sources:
             namespace = source.queue.namespace
             if namespace not in self._listeners:
-                address = dsn(namespace=namespace)
-                self._listeners[namespace] = QueueListener(address, "exchange listens")
+                listener = QueueListener(dsn(namespace=namespace), "exchange listens")
+                self._listeners[namespace] = listener
             if source not in self._watched:
                 listener = self._listeners[namespace]
                 watched = WatchedSource(source, listener, self._log, self._wake_event)

@@ -78,9 +78,8 @@ def _render_totals(statistics: ReportStatistics, seconds: float) -> str:
         ("Size p95", _format_size(size_p95), f"half at most {_format_size(size_p50)}"),
     ]
     if total.latency:
-        latency_p50, latency_p95, _ = total.latency
-        half = f"half within {_format_milliseconds(latency_p50)}"
-        entries.append(("Latency p95", _format_milliseconds(latency_p95), half))
+        latency_p50, latency_p95, _ = map(_format_milliseconds, total.latency)
+        entries.append(("Latency p95", latency_p95, f"half within {latency_p50}"))
     return "".join(
         f'<div><dt>{name}</dt><dd class="value">{value}</dd><dd class="note">{note}</dd></div>'
         for name, value, note in entries
@@ -99,15 +98,10 @@ def _render_busiest(
     for name, entry in list(entries.items())[:TABLE_ROWS]:
         share = 100 * entry.count / total
         bar = f'<span class="share"><i style="width: {share:.2f}%"></i></span>'
-        rows.append(
-            [
-                escape(name),
-                f"{entry.count:,}",
-                f"{bar}{share:.1f} %",
-                *map(_format_size, (entry.bytes, *entry.size)),
-                *map(_format_milliseconds, entry.latency or ()),
-            ]
-        )
+        row = [escape(name), f"{entry.count:,}", f"{bar}{share:.1f} %"]
+        row += map(_format_size, (entry.bytes, *entry.size))
+        row += map(_format_milliseconds, entry.latency or ())
+        rows.append(row)
     more = len(entries) - TABLE_ROWS
     note = f'<p class="note pad">And {more:,} more.</p>' if more > 0 else ""
     return _render_table(heads, rows) + note

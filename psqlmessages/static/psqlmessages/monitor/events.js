@@ -68,7 +68,6 @@ function line(event) {
     if (part === "NODE") return h("b", {}, event.ident);
     return part === "TOPIC" ? h("b", {}, event.topic) : part;
   });
-  const time = h("time", { datetime: new Date(event.at * 1000).toISOString(), title: date(event.at) });
-  time.textContent = clock(event.at);
+  const time = h("time", { datetime: new Date(event.at * 1000).toISOString(), title: date(event.at) }, clock(event.at));
   return h("li", { "data-kind": kind, "data-event": event.event, "data-at": event.at }, time, h("span", {}, ...parts));
 }

@@ -78,6 +78,7 @@ start(
 const queueId = (ref) => `q ${JSON.stringify(ref)}`;
 const exchangeId = ({ id }) => `x ${id}`;
 const queueKey = ({ ns, queue }) => JSON.stringify([ns, queue]);
+const takeRateOf = ({ id }) => rates.sum(OUTCOMES.map((outcome) => `${id} ${outcome}`));
 const queueName = ([ns, queue]) => (ns === home ? queue : `${ns}/${queue}`);
 
 function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, max) {
@@ -95,7 +96,7 @@ function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, max) {
 
 function exchangeNode(exchange) {
   const state = stateOf(exchange);
-  const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
+  const takeRate = takeRateOf(exchange);
   const isBlocked = exchange.missing_rules.length > 0;
   const isIdle = !exchange.is_running || !exchange.workers || isBlocked;
   // The state text of a blocked exchange is too long for the box in the graph.
@@ -111,9 +112,8 @@ function exchangeNode(exchange) {
 
 function edgesOf(exchange) {
   const exchangeNodeId = exchangeId(exchange);
-  const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
   const edges = [
-    edge(`${exchangeNodeId} from`, queueId(exchange.source), exchangeNodeId, "take", takeRate, gettext("taken from {queue} by {exchange}", { queue: queueName(exchange.source), exchange: exchange.name })),
+    edge(`${exchangeNodeId} from`, queueId(exchange.source), exchangeNodeId, "take", takeRateOf(exchange), gettext("taken from {queue} by {exchange}", { queue: queueName(exchange.source), exchange: exchange.name })),
     ...exchange.destinations.map(({ to, is_in_cycle: isInCycle }, position) =>
       edge(`${exchangeNodeId} ${position}`, exchangeNodeId, queueId(to), "copy", rates.of(`${exchange.id} ${position}`), gettext("copies by {exchange} to {queue}", { exchange: exchange.name, queue: queueName(to) }), isInCycle)),
   ];

@@ -96,8 +96,23 @@ const keyOf = (node) => node.dataset?.key;
 export const pollFragments = polling(fragmentUrls, readFragments);
 
 showLocalTimes();
-// "Select all": a checkbox with data-select-all checks those with the same name in its form.
+
+// Selecting rows. Without this script, the buttons are enabled, and the server rejects an empty selection.
+
+/** Enable the buttons of each form with data-needs-selection only while one of its boxes is checked. */
+function enableButtons() {
+  for (const form of document.querySelectorAll("form[data-needs-selection]")) {
+    const hasSelection = form.querySelector("input:checked:not([data-select-all])") !== null;
+    for (const button of form.querySelectorAll("button")) button.disabled = !hasSelection;
+  }
+}
+
 document.addEventListener("change", ({ target }) => {
-  if (!target.matches("[data-select-all]")) return;
-  for (const box of document.querySelectorAll(`input[type=checkbox][name="${target.dataset.selectAll}"]`)) box.checked = target.checked;
+  // A box with data-select-all checks those with the name in this attribute.
+  const name = target.dataset.selectAll;
+  if (name) for (const box of document.querySelectorAll(`input[type=checkbox][name="${name}"]`)) box.checked = target.checked;
+  enableButtons();
 });
+// The browser restores the boxes when the reader goes back to the page.
+addEventListener("pageshow", enableButtons);
+enableButtons();

@@ -37,7 +37,6 @@ export const now = () => Date.now() / 1000 + clockOffset;
  * @returns {any} the result of open
  */
 export function start(topic, onframe, open = connect, list = {}) {
-  byId("add-rule")?.addEventListener("submit", addRule);
   return open({
     path: settings.socket,
     topic,
@@ -78,7 +77,7 @@ function showBanner({ is, text, missingRole }, isLive) {
   show(byId("banner"), !isLive && is !== "connecting" && is !== "starting");
   setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? gettext("Not live.")));
   const sentence = byId("banner-text");
-  setText(sentence, missingRole ? ruleText(missingRole) : withWarning(is, text));
+  setText(sentence, missingRole ? describeRule(missingRole) : withWarning(is, text));
   if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, gettext("Log in again")));
   show(byId("missing-rule"), Boolean(missingRole));
 }
@@ -88,26 +87,9 @@ function withWarning(is, text) {
   return isOutdated ? `${text} ${gettext("The numbers are out of date.")}` : text;
 }
 
-function ruleText(role) {
-  return gettext(
-    "A rule is missing: role {role}, node {node}, type Topic, destination *, mode O (observe).",
-    { role, node: settings.ruleIdent },
-  );
-}
-
-async function addRule(event) {
-  event.preventDefault();
-  const form = event.target;
-  const button = form.querySelector("button");
-  button.disabled = true;
-  try {
-    const response = await fetch(form.action, { method: "POST", body: new FormData(form) });
-    const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
-    const error = isJson ? (await response.json()).error : gettext("The server answered {status}.", { status: response.status });
-    setText(byId("add-rule-error"), error);
-  } catch {
-    setText(byId("add-rule-error"), gettext("The server cannot be reached."));
-  } finally {
-    button.disabled = false;
-  }
+/** Insert the role into the form that adds the rule; return a sentence about the rule. */
+function describeRule(role) {
+  const fields = byId("missing-rule").querySelector("form")?.elements;
+  if (fields) fields.role.value = role;
+  return gettext("A rule is missing: role {role}, node {node}, type Topic, destination *, mode O (observe).", { role, node: settings.ruleIdent });
 }

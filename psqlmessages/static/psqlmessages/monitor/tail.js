@@ -74,8 +74,7 @@ export class Tail {
 }
 
 function item(message) {
-  const time = h("time", { datetime: new Date(message.at * 1000).toISOString(), title: date(message.at) });
-  time.textContent = clock(message.at);
+  const time = h("time", { datetime: new Date(message.at * 1000).toISOString(), title: date(message.at) }, clock(message.at));
   const head = h("p", {}, time, h("b", {}, message.from), h("span", { class: "size" }, size(message.size)));
   for (const [label, title] of labels(message)) head.append(h("span", { class: "label", title }, label));
   return h("li", {}, head, message.body === undefined ? null : h("pre", {}, message.body + (message.is_cut ? " …" : "")));
