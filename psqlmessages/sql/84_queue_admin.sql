@@ -485,7 +485,7 @@ BEGIN
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.id = v_queue.id;
     END IF;
     -- A change of rules may have replaced the channel.
-    IF NOT messages._may_use_queue(client_id, queue, 'R') THEN
+    IF messages._may_use_queue(client_id, queue, 'R') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'R');
     END IF;
     EXECUTE format('LISTEN %I', v_queue.channel);
