@@ -5,14 +5,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-import psycopg
 import pytest
 
 import psqlmessages
 from psqlmessages import exceptions
 from psqlmessages.client.calls import raise_for_error
-from psqlmessages.exceptions import ConnectionLost, MessagesError, classes_by_number, error_for
-from tests.conftest import TestedServer
+from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for
 
 CLASSES = {
     name: member
@@ -29,12 +27,6 @@ assert AsyncNode and PubSub
 import psqlmessages.cli.main
 assert not [name for name in sys.modules if name.split('.')[0] == 'django']
 """
-
-
-def test_every_number_of_the_database_has_a_class(server: TestedServer):
-    with psycopg.connect(server.url("user1")) as connection:
-        rows = connection.execute("SELECT number FROM messages.errors").fetchall()
-    assert set(classes_by_number) == {number for (number,) in rows}
 
 
 def test_an_error_is_found_by_its_number_and_says_what_to_do():

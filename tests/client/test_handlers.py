@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +13,7 @@ from psqlmessages import Message, Node, Options
 from psqlmessages.exceptions import CallFailed, CallTimeout
 from tests.client.conftest import NewNode
 from tests.client.nodes import QUICK, SOON, in_a_loop, running
+from tests.django.processes import talking
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
@@ -190,10 +190,7 @@ def test_an_endless_handler_is_reported(new_node: NewNode, handling: Handling, c
 
 
 def test_a_hung_handler_does_not_prevent_the_process_from_ending(node1: Node, conversation: World):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANGING, conversation.server.url("user2")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = talking("-c", HANGING, conversation.server.url("user2"), stderr=subprocess.PIPE)
     try:
         assert process.stdout.readline() == "ready\n"
         node1.rpc("NODE2", "token", "x")

@@ -11,17 +11,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper as Database
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
-from psycopg import sql
 
 from psqlmessages import schema
 from psqlmessages.checks import check_databases
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, installed, run_check
-from psqlmessages.client.connect import connect as client_connection
+from psqlmessages.cli.doctor_checks import FindingState, installed
 from psqlmessages.models import Body, StreamMessage
 from psqlmessages.schema import STORED_SCRIPTS, InstallSQL, ReinstallSQL
 from psqlmessages.sql import MIGRATIONS, SCRIPTS, digest
 from tests.conftest import TestedServer
 from tests.contract.catalogue import Catalogue, catalogue
+from tests.django.conftest import finding_of
+from tests.exchanges.conftest import namespace
+from tests.project.example import own_database
 from tests.sql.conftest import World
 from tests.sql.public import GRANTED, TABLES, VIEWS
 
@@ -85,16 +86,11 @@ LATEST = ("psqlmessages", max(path.stem for path in MIGRATIONS.glob("0*.py")))
 NOTHING = ("psqlmessages", None)
 
 
-def connect(name: str) -> Database:
-    database = connections["default"].copy()
-    database.settings_dict["NAME"] = name
-    return database
-
-
 @pytest.fixture
 def database(server: TestedServer, django_db_blocker) -> Iterator[Database]:
     with django_db_blocker.unblock():
-        database = connect(server.database)
+        database = connections["default"].copy()
+        database.settings_dict["NAME"] = server.database
         database.set_autocommit(False)
         yield database
         database.close()
@@ -104,17 +100,9 @@ def database(server: TestedServer, django_db_blocker) -> Iterator[Database]:
 def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database, Catalogue]]:
     """Yield a database, migrated by an owner without superuser rights, and its catalogue."""
     name = f"{server.database}_scratch"
-    with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
-        cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        connections.settings[SCRATCH] = connections.settings["default"] | {"NAME": name}
-        try:
-            migrate(connections[SCRATCH], LATEST)
-            yield connections[SCRATCH], catalogue(connections[SCRATCH])
-        finally:
-            connections[SCRATCH].close()
-            del connections[SCRATCH], connections.settings[SCRATCH]
-            cursor.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
-            cursor.db.close()
+    with own_database(server, name), namespace(SCRATCH, NAME=name), django_db_blocker.unblock():
+        migrate(connections[SCRATCH], LATEST)
+        yield connections[SCRATCH], catalogue(connections[SCRATCH])
 
 
 @pytest.fixture
@@ -201,23 +189,18 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(scratc
 
 def test_install_fixes_what_doctor_and_check_find(scratch: Database, server: TestedServer):
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
-
-    def finding() -> Finding:
-        with client_connection(url) as connection:
-            (finding,) = run_check(installed, CheckContext(url, connection))
-        return finding
-
     for damage, found in (
         ("DROP SCHEMA messages CASCADE", "although Django's migrations are recorded as applied"),
         (OTHER_VERSION, "another version"),
     ):
         execute(scratch, damage)
-        assert found in finding().found
-        assert finding().fix.startswith("python manage.py psqlmessages install")
+        finding = finding_of(installed, url)
+        assert found in finding.found
+        assert finding.fix.startswith("python manage.py psqlmessages install")
         (warning,) = check_databases(databases=[SCRATCH])
         assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
         call_command("psqlmessages", "--database", SCRATCH, "install")
-        assert finding().state is FindingState.OK
+        assert finding_of(installed, url).state is FindingState.OK
 
 
 def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(scratch: Database):

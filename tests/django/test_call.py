@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.test import Client
 
 from project.postgres import Server
-from psqlmessages import Message, Node, exceptions, pytest_plugin, rpc_client
+from psqlmessages import Message, Node, exceptions, rpc_client
 from psqlmessages.django import acall, call, node, push, reserve_many
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from psqlmessages.exchanges.store import repository
@@ -134,7 +134,10 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
         (sender,) = set(threads.map(lambda _: str(call("PRICES", "who")), range(40)))
     assert sender.startswith(f"shop.{os.getpid()}-")
     assert asyncio.run(ask_many()) == [{"answer": number} for number in range(100)]
-    # The pytest plugin closes the session at the end of a test.
+    # Imported here: pytest must be the first to import its plugins.
+    from psqlmessages import pytest_plugin
+
+    # It closes the session at the end of a test.
     with contextmanager(inspect.unwrap(pytest_plugin._close_sessions))():
         assert shop.owner.query(SESSIONS) == 1
     assert shop.owner.query(SESSIONS) == 0

@@ -229,7 +229,7 @@ class Store:
 
 
 def read(count: int = 100) -> list[StreamMessage]:
-    return psqlmessages.django.read_stream("worker.1", "ORDERS", max_rows=count)
+    return read_stream("worker.1", "ORDERS", max_rows=count)
 
 
 STREAM = Store("stream", lambda bodies: publish_many("ORDERS", bodies), read)
@@ -459,14 +459,8 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(s
         Group.objects.create(name="order 2")
     assert saved() == ["order 2"]
     for error, call, *arguments in (
-        (exceptions.ModeNotAuthorized, psqlmessages.django.read_stream, "writer", "ORDERS"),
-        (
-            exceptions.NotPositive,
-            psqlmessages.django.read_stream,
-            "worker.1",
-            "ORDERS",
-            timedelta(0),
-        ),
+        (exceptions.ModeNotAuthorized, read_stream, "writer", "ORDERS"),
+        (exceptions.NotPositive, read_stream, "worker.1", "ORDERS", timedelta(0)),
         (exceptions.ModeNotAuthorized, pop, "write-only"),
         (exceptions.NotPositive, pop, "orders", 0),
         (exceptions.NotPositive, reserve_many, "orders", 0),

@@ -23,7 +23,7 @@ from django.core.management import CommandError, ManagementUtility, call_command
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, CallTimeout, NotConnected
 from tests.client.proxy import Proxy
-from tests.django.processes import ROOT, manage, start
+from tests.django.processes import ROOT, manage, run_python, start
 from tests.django.shop import WORK
 from tests.django.waiting import answer_to, wait_until
 from tests.reliability.counts import report, size
@@ -63,8 +63,7 @@ def test_the_units_are_valid_and_all_deployed_commands_exist(tmp_path: Path):
 
 
 def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():
-    run = [sys.executable, "-c", SLOW_EXIT]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", SLOW_EXIT)
     assert (done.returncode, done.stderr) == (0, "stopping\n")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from psqlmessages.exchanges import compiler
+from psqlmessages.exchanges import SelectorsUnavailable, compiler
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store import definitions, files
 from psqlmessages.exchanges.store.definitions import (
@@ -23,6 +23,7 @@ from psqlmessages.exchanges.store.definitions import (
 )
 from psqlmessages.models.exchanges import MAX_PARALLEL, MAX_WSIZE
 from psqlmessages.wire import MalformedText
+from tests.exchanges.asking import exchange, routed
 from tests.exchanges.conftest import namespace
 
 COUNTRY = 'msg.headers["country"] == "it"'
@@ -259,6 +260,9 @@ def test_a_missing_package_is_named(monkeypatch):
     compiler.get_environment.cache_clear()
     compiler.compile_expression.cache_clear()
     assert "dst[0].selector: expressions need the package cel-expr-python" in told_of()[0]
+    assert routed("").outcome == "ok"
+    with pytest.raises(SelectorsUnavailable, match=r"pip install 'psqlmessages\[exchanges\]'"):
+        exchange("true")
     monkeypatch.setattr(files, "yaml", None)
     assert files.parse('{"a": 1}') == {"a": 1}
     with pytest.raises(files.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):

@@ -1,23 +1,21 @@
 """Changes of exchanges: the difference is shown, all of it is done or nothing."""
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, connections
 
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
-from tests.conftest import TestedServer
 from tests.exchanges.asking import defined
-from tests.sql.conftest import World
+from tests.exchanges.field import Field
 
-WAITING = "SELECT count(*) = %s FROM pg_locks WHERE NOT granted"
+WAITING = "SELECT count(*) = 1 FROM pg_locks WHERE NOT granted"
 
 
 def exchange(name: str = "x", *destinations: str, **fields: Any) -> DefinedExchange:
@@ -87,29 +85,17 @@ def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refus
     assert not Auth.objects.filter(ident__startswith="exchange.").exists()
 
 
-def with_own_connection(doing: Callable[[], object]) -> None:
-    try:
-        doing()
-    finally:
-        connection.close()
-
-
-@pytest.fixture
-def committed(committing: None, server: TestedServer) -> Iterator[World]:
-    world = World(server)
+@pytest.mark.usefixtures("committing")
+def test_concurrent_saves_of_the_same_exchange_find_it(field: Field):
     repository.store(exchange("x"))
-    yield world
-    world.close()
-
-
-def test_concurrent_saves_of_the_same_exchange_find_it(committed: World):
-    other = committed.owner.connection
+    other = field.default.connection
     other.execute("BEGIN")
     other.execute("LOCK TABLE psqlmessages_exchange IN SHARE ROW EXCLUSIVE MODE")
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(with_own_connection, lambda: repository.store(exchange("y")))
-        committed.wait_for(WAITING, 1)
+        late = thread.submit(repository.store, exchange("y"))
+        field.until(lambda: field.default.query(WAITING))
         other.execute("UPDATE psqlmessages_exchange SET name = 'y'")
         other.execute("COMMIT")
         with pytest.raises(repository.ExchangeExists):
             late.result()
+        thread.submit(connections.close_all).result()

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from secrets import SystemRandom
 from threading import Thread
@@ -13,7 +11,7 @@ from django.db import connections
 
 from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
-from tests.django.processes import ROOT, environment, start
+from tests.django.processes import environment, start, talking
 from tests.exchanges.field import Bed, Field, flow
 from tests.reliability.counts import report, size
 
@@ -39,15 +37,10 @@ def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
         "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
         "SITE_SETTINGS": json.dumps({"DATABASES": databases}),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.exchanges.killed_workers"],
-        env=environment(server) | variables, cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+    process = talking("-m", "tests.exchanges.killed_workers", env=environment(server) | variables)
 
     def die(how: str, number: float) -> None:
         process.stdin.write(f"{how} {number}\n")
-        process.stdin.flush()
         assert process.stdout.readline().split() == [str(-signal.SIGKILL)]
         wide_field.default.connection.execute(EXPIRE)
 

@@ -1,7 +1,6 @@
 """Several loops: others continue while one waits for a lock; freed elements are taken soon."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from time import monotonic
 
 import psycopg
@@ -29,18 +28,11 @@ WATCHED = """
 SLOW, FAST = (("slow", 'msg.headers.lane == "slow"'), ("b", 'msg.headers.lane == "fast"'))
 
 
-@contextmanager
-def _slow_is_held(server: TestedServer) -> Iterator[None]:
-    """Delay deliveries to the queue "slow": an open transaction creates it."""
-    with psycopg.connect(server.url()) as holder:
-        holder.execute("SELECT messages.push('W', 'slow', 'makes it')")
-        yield
-        holder.rollback()
-
-
 def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: TestedServer):
     field.define(x1=flow("a", SLOW, FAST, parallel=2))
-    with working(), _slow_is_held(server):
+    with working(), closing(psycopg.connect(server.url())) as holder:
+        # This open transaction creates the queue "slow", which delays deliveries to it.
+        holder.execute("SELECT messages.push('W', 'slow', 'makes it')")
         field.until(lambda: field.default.query(AWAITED, "a"))
         field.default.push("a", "1", lane="fast")
         field.until(lambda: field.default.bodies("b") == ["1"])

@@ -1,9 +1,6 @@
 """Selectors: loops are refused; memory, time and backtracking are bounded."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,9 +9,9 @@ import pytest
 from psqlmessages.exchanges import Selector, SelectorError
 from psqlmessages.exchanges.cost import MAX_PROGRAM_SIZE, find_max_units, program_size
 from psqlmessages.exchanges.expression import ExpressionTree
+from tests.django.processes import run_python
 from tests.exchanges.asking import asked, routed
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 0.1
 BYTES = 50_000_000
 
@@ -104,10 +101,9 @@ def wrong(cases: list[tuple[str, str]], outcome: str, text: str = "") -> list[di
 
 
 def measured(cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.exchanges.hostile"],
-        input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, timeout=500, check=True,
-    )  # fmt: skip
+    hostile = ("-W", "error", "-m", "tests.exchanges.hostile")
+    ran = run_python(*hostile, input=json.dumps(cases), timeout=500)
+    assert ran.returncode == 0, ran.stderr
     results = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(results) == len(cases)
     return [{"case": list(case), **each} for case, each in zip(cases, results, strict=True)]

@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +12,9 @@ from psqlmessages.exchanges.compiler import MAX_CHARACTERS
 from psqlmessages.exchanges.conversion import MAX_NESTING
 from psqlmessages.exchanges.cost import MAX_UNITS, VALUE_UNITS
 from psqlmessages.exchanges.expression import FIELDS
+from tests.django.processes import ROOT, run_python
 from tests.exchanges.asking import routed
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/selectors.md").read_text()
 ROW = re.compile(r"^\| `(?P<selector>.*)` \| (?P<taken>yes|no) \| (?P<says>.*) \|$", re.MULTILINE)
 PROGRAMS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
@@ -64,11 +61,8 @@ def test_the_selector_in_code_does_what_the_page_says(monkeypatch):
 
 
 def test_the_program_prints_what_the_page_says():
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAMS["trying"]],
-        capture_output=True, text=True, cwd=ROOT, check=True, timeout=60,
-    )  # fmt: skip
-    assert ran.stdout == PRINTED
+    ran = run_python("-W", "error", "-c", PROGRAMS["trying"])
+    assert (ran.returncode, ran.stdout) == (0, PRINTED), ran.stderr
 
 
 def test_the_bounds_are_those_of_the_page():

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.reliability.counts import report, size
 from tests.reliability.faults import FAST, POSTMASTER, RESTARTS, restarting
 from tests.reliability.workload import EXPIRE
 from tests.sql.conftest import World
+from tests.sql.simultaneous import in_background
 
 __all__ = ["own_server", "own_world"]
 
@@ -275,13 +275,11 @@ def publishing(field: TrafficField) -> Iterator[None]:
         for program in programs:
             program.execute("ROLLBACK")
 
-    with ThreadPoolExecutor(1) as pool:
-        published = pool.submit(publish)
+    with in_background(publish):
         try:
             yield
         finally:
             is_over.set()
-        published.result()
 
 
 def killed_again_and_again(

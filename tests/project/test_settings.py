@@ -2,8 +2,6 @@
 
 import os
 import runpy
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -14,12 +12,12 @@ from django.core.management import call_command
 from pytest_django import Settings
 
 from tests.conftest import TestedServer
+from tests.django.processes import ROOT, run_python
 from tests.web.conftest import new_site, sites, world
 from tests.web.site import Site
 
 __all__ = ["new_site", "sites", "world"]
 
-ROOT = Path(__file__).parents[2]
 PRODUCTION = {
     "DEBUG": "0",
     "ALLOWED_HOSTS": "example.org",
@@ -29,11 +27,8 @@ PRODUCTION = {
 
 def test_the_checks_for_deployment_find_nothing(server: TestedServer):
     arguments = ("check", "--deploy", "--fail-level", "DEBUG", "--database", "default")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "manage.py", *arguments],
-        env={**os.environ, "DATABASE_URL": server.url(), **PRODUCTION},
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    env = {**os.environ, "DATABASE_URL": server.url(), **PRODUCTION}
+    done = run_python("-W", "error", "manage.py", *arguments, env=env)
     assert "no issues" in done.stdout, done.stdout + done.stderr
 
 

@@ -1,17 +1,14 @@
 """The examples of docs/reference/pubsub.md, run as programs, print what the page says."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from psqlmessages.pubsub.pubsub import MAX_UNFINISHED, MAX_UNFINISHED_BYTES
 from tests.conftest import TestedServer
+from tests.django.processes import ROOT, run_python
 from tests.pubsub.conftest import Connect, NewBus, Receiver
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/pubsub.md").read_text()
 PROGRAMS = re.findall(r"```python\n# \w+\.py\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
@@ -21,10 +18,7 @@ PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))
 def test_an_example_prints_as_shown(server: TestedServer, program: str, printed: str):
     code = program.replace("dbname=app user=user1", server.url("user1"))
-    done = subprocess.run(
-        [sys.executable, "-X", "utf8", "-W", "error", "-c", code],
-        cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60, check=False,
-    )  # fmt: skip
+    done = run_python("-X", "utf8", "-W", "error", "-c", code, encoding="utf-8")
     shown = re.sub(r"process_id=\d+", "process_id=4711", done.stdout)
     assert (shown, done.stderr, done.returncode) == (printed, "", 0)
 

@@ -25,13 +25,6 @@ from tests.pubsub.conftest import Connect, NewBus, Receiver, end_backend
 # Detects a stalled network soon, but allows for pauses of a slow machine.
 WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2))
 
-Cut = Callable[[Any], None]
-
-
-@pytest.fixture
-def cut(superuser: psycopg.Connection) -> Cut:
-    return lambda bus: end_backend(superuser, bus.connection)
-
 
 @pytest.fixture
 def stalling(server: TestedServer, any_bus: NewBus, proxy: Proxy) -> Callable[..., Any]:
@@ -52,14 +45,15 @@ def long_one(_: object) -> Any:
 
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_connection_that_was_cut_comes_back_and_listens(
-    any_bus: NewBus, new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
-):
+    any_bus: NewBus, new_bus: NewBus, connect: Connect, superuser: psycopg.Connection, raw: Any,
+    is_given: bool,
+):  # fmt: skip
     """A given connection is replaced by one with the same parameters."""
     bus = new_bus(connect(autocommit=False), options=QUICK) if is_given else any_bus(options=QUICK)
     receiver = Receiver.of(bus)
     bus.subscribe("B")
     role = bus.connection.info.user
-    cut(bus)
+    end_backend(superuser, bus.connection)
     wait_until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
     assert bus.connection.info.user == role
     raw("!again")

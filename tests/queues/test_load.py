@@ -51,6 +51,7 @@ def work(program: Program, seed: int, is_over: threading.Event) -> list[str]:
     return done
 
 
+@pytest.mark.versions
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("held")
 def test_nothing_is_lost_or_doubled_under_load(queue: Queue, world: World):

@@ -1,14 +1,12 @@
 """Taking elements: the results of pop and reserve, the remaining elements, and the counts."""
 
-from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.queues.conftest import Queue
-from tests.sql.conftest import Program, World
-from tests.sql.simultaneous import together
+from tests.sql.conftest import World
 
 pytestmark = pytest.mark.versions
 
@@ -23,19 +21,6 @@ def test_a_popped_element_is_removed_unless_the_pop_is_rolled_back(queue: Queue)
     queue.age(31)
     (row,) = queue.reader.elements("pop", "GET", "Q")
     assert (row.body, row.tries) == ("d", 1)
-
-
-def test_two_hundred_elements_go_to_one_reader_each(queue: Queue, world: World):
-    queue.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(200)])
-
-    def read(program: Program) -> list[str]:
-        return [row.body for _ in range(25) for row in program.elements("pop", "GET", "Q")]
-
-    readers = [world.program("user2") for _ in range(8)]
-    taken = together(*(lambda reader=reader: read(reader) for reader in readers))
-    assert Counter(body for bodies in taken for body in bodies) == Counter(
-        str(number) for number in range(200)
-    )
 
 
 def test_an_element_that_another_transaction_holds_is_passed_over(queue: Queue, world: World):

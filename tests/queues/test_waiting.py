@@ -121,19 +121,15 @@ def test_a_node_that_lost_its_right_gets_no_further_wake_ups(queue: Queue, world
 
 
 def test_a_group_role_that_is_revoked_takes_the_channel_away(queue: Queue, world: World):
-    superuser = world.superuser().connection
-    superuser.execute("CREATE ROLE pickers")
+    world.rules("team PICK Queue Q R 1")
+    picker = world.program("user3")
+    picker.ok("queue_listen", "PICK", "Q")
+    world.superuser().execute("REVOKE team FROM user3")
     try:
-        superuser.execute("GRANT pickers TO user3")
-        world.rules("pickers PICK Queue Q R 1")
-        world.owner.ok("evaluate")
-        picker = world.program("user3")
-        picker.ok("queue_listen", "PICK", "Q")
-        superuser.execute("REVOKE pickers FROM user3")
         world.owner.ok("evaluate")
         assert queue.wakes(picker) == ["moved Q"]
     finally:
-        superuser.execute("DROP ROLE pickers")
+        world.superuser().execute("GRANT team TO user3")
 
 
 def test_waiting_delays_no_push_and_no_other_reader(queue: Queue, world: World):

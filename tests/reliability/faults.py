@@ -22,6 +22,7 @@ from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.exchanges.field import Bed, Field
 from tests.sql.conftest import World
+from tests.sql.simultaneous import in_background
 
 FAST: Final = "stopped fast"
 IMMEDIATE: Final = "stopped immediately"
@@ -147,13 +148,11 @@ def cancel_waiting(world: World, function: str) -> Iterator[None]:
             while not must_stop.wait(0.01):
                 superuser.execute(END_WAITING.format(function))
 
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run)
+    with in_background(run):
         try:
             yield
         finally:
             must_stop.set()
-            running.result()
 
 
 def count_logged(tested: TestedServer, text: str = "deadlock detected") -> int:
@@ -167,7 +166,7 @@ def forced_deadlock(world: World, *, holds: str, wants: str) -> Iterator[None]:
     This transaction has a longer deadlock_timeout, so PostgreSQL aborts the other one.
     """
     url = world.server.superuser_url
-    with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(1) as pool:
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET deadlock_timeout = '60s'")
         connection.execute("BEGIN")
         connection.execute(holds)
@@ -179,9 +178,8 @@ def forced_deadlock(world: World, *, holds: str, wants: str) -> Iterator[None]:
             connection.execute(wants)
             connection.execute("ROLLBACK")
 
-        running = pool.submit(run)
-        yield
-        running.result(90)
+        with in_background(run):
+            yield
 
 
 # A disk that can be full: a small tmpfs, and a file that takes its free space.

@@ -76,9 +76,6 @@ class Writing:
             self.done += bodies
         raise AssertionError("the disk is never full")
 
-    def fill_queue(self) -> None:
-        self.until_full(lambda bodies: self.node.push_many("Q", bodies))
-
     def publish_much(self) -> None:
         for number in range(50):
             self.node.publish_many("T", [f"{number} {each} {'x' * 500}" for each in range(MANY)])
@@ -150,7 +147,7 @@ def test_removals_work_while_the_disk_is_full(writing: Writing):
     reader.read("B", "T")
     writing.publish_much()
     writing.disk.fill(spare=SPARE)
-    writing.fill_queue()
+    writing.until_full(lambda bodies: writing.node.push_many("Q", bodies))
     writing.disk.fill()
     # Taking elements updates counters, which may need a page.
     writing.disk.free_up(ROOM)

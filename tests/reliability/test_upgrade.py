@@ -16,10 +16,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.timezone import now
 from psycopg import sql
 
-from psqlmessages import Message, Node, schema
+from psqlmessages import Node, schema
 from psqlmessages.exceptions import MessagesError, NotInitialized
 from psqlmessages.models import PipelineJob, Traffic, WebIdentity
 from psqlmessages.sql import MIGRATIONS
+from tests.client.nodes import next_message
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
 from tests.reliability.counts import report, size
@@ -374,10 +375,6 @@ def tell(world: World, ident: str, header: dict[str, object], body: str = "") ->
     )
 
 
-def topic_message(node: Node) -> Message:
-    return next(m for m in node.messages(timeout=SOON) if m.type == "Topic")
-
-
 def test_a_client_that_is_older_than_the_functions_works_as_before(newer: World):
     url1, url2 = newer.server.url("user1"), newer.server.url("user2")
     with Node("ONE", url1) as one:
@@ -386,13 +383,13 @@ def test_a_client_that_is_older_than_the_functions_works_as_before(newer: World)
             two.topic_notify("T")
             for number in range(20):
                 two.topic_send("T", {"number": number})
-            assert [topic_message(one).body["number"] for _ in range(20)] == list(range(20))
+            assert [next_message(one).body["number"] for _ in range(20)] == list(range(20))
             with pytest.raises(MessagesError, match="newer"):
                 two.topic_send("NEWER", "x")
             tell(newer, "ONE", {"Type": "Newer", "From": "TWO", "Newer": 1})
             tell(newer, "ONE", {"Type": "Event", "Evt": "newer", "Ident": "TWO", "Newer": [1]})
             two.topic_send("T", "x" * 20_000)
-            assert topic_message(one).body == "x" * 20_000
+            assert next_message(one).body == "x" * 20_000
             assert one.topic_status("T").listeners == ("ONE",)
 
             one.publish_many("NEWS", range(2))

@@ -262,10 +262,8 @@ def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(nod
         assert parse(payload)["Dkey"].startswith(f"{timeout}.")
         assert (line["Type"], line["Token"], line["From"]) == ("Return", "TOKEN", "CALLEE")
         assert body == LONG
-        assert [node.data(payload)[0]["Err"] for node in (nodes.callee, nodes.other)] == [
-            "13",
-            "13",
-        ]
+        refused = [node.data(payload)[0]["Err"] for node in (nodes.callee, nodes.other)]
+        assert refused == ["13", "13"]
 
 
 def secret(world: World) -> tuple[bytes, bytes]:

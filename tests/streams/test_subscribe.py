@@ -57,29 +57,6 @@ def test_a_rolled_back_first_call_subscribes_to_nothing(stream: Stream):
     assert stream.got() == []
 
 
-def test_the_position_moves_in_the_transaction_of_the_reader(stream: Stream):
-    connection = stream.subscriber.connection
-    connection.execute("CREATE TEMP TABLE effects (payload text)")
-    stream.got()
-    stream.publish(*"abcdefghij")
-    for is_lost in (True, False, True, True, False, False, False, False):
-        with connection.transaction(force_rollback=is_lost):
-            connection.execute(
-                "INSERT INTO effects SELECT payload FROM messages.subscribe('SUB', 'T', 60, 3)"
-            )
-    assert stream.subscriber.query("SELECT array_agg(payload) FROM effects") == list("abcdefghij")
-
-
-def test_a_reader_that_dies_in_its_transaction_gets_the_same_again(stream: Stream):
-    stream.got()
-    stream.publish("one", "two")
-    victim = stream.world.program("user2")
-    victim.execute("BEGIN")
-    first = victim.got("SUB", "T")
-    stream.world.kill(victim)
-    assert (first, stream.got()) == (["one", "two"], ["one", "two"])
-
-
 def test_any_connection_of_the_role_goes_on_where_another_stopped(stream: Stream):
     stream.got()
     stream.publish(*"abc")

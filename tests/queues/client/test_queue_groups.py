@@ -1,9 +1,6 @@
 """Groups: a consumer commits what is done together, and a crash brings little of it again."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
@@ -20,7 +17,7 @@ from psqlmessages.client.session import NodeSession
 from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
-from tests.django.processes import ROOT
+from tests.django.processes import run_python
 from tests.queues.client.conftest import HOURS, NOW, SOON, state
 from tests.sql.conftest import World
 
@@ -150,11 +147,8 @@ def test_a_lease_lost_before_a_retry_counts(
 
 def test_a_crash_brings_little_again(queues: World, writer: Node, server: TestedServer):
     writer.push_many("Q", range(1, 151))
-    died = subprocess.run(
-        [sys.executable, "-c", TWENTY_MS_EACH, server.url("user2")],
-        cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert died.returncode == 9
+    died = run_python("-c", TWENTY_MS_EACH, server.url("user2"))
+    assert died.returncode == 9, died.stderr
     begun_at = {int(body): float(at) for body, at in map(str.split, died.stdout.splitlines())}
     assert set(begun_at) == set(range(1, 101))
     again = [int(body) for body in bodies(queues)]
