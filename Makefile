@@ -59,7 +59,7 @@ test-all: .venv/test  ## run everything in full size, on all versions of Postgre
 # Two lanes: faults mostly wait, tests mostly work.
 .PHONY: nightly-tests nightly-faults
 nightly-tests:
-	@$(PYTEST) $(SIDE_BY_SIDE) -m "nightly or not nightly" --ignore=tests/reliability
+	@$(PYTEST) $(SIDE_BY_SIDE) -m "nightly or not nightly" -o timeout=900 --ignore=tests/reliability
 	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m "nightly or not nightly")
 	@$(call TEST_ON,$(DEBIAN_15),-m "nightly or not nightly")
 

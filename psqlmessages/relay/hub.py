@@ -343,6 +343,8 @@ def close_hubs() -> None:
     for loop, hub in list(_hubs.items()):
         # After a fork, the connections still belong to the parent process.
         if hub.pid == os.getpid() and not (loop.is_closed() or loop.is_running()):
+            # Requests that the server left unfinished continue too, and fail without threads.
+            loop.set_exception_handler(lambda *_: None)
             loop.run_until_complete(hub.close())
 
 
