@@ -54,17 +54,19 @@ test-versions: .venv/test  ## run some tests of the SQL on PostgreSQL 16, and on
 
 .PHONY: test-all
 test-all: .venv/test  ## run everything in full size, on all versions of PostgreSQL, over an hour: every night
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target PROCESSES=2 nightly-tests nightly-faults
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target PROCESSES=2 nightly-tests nightly-faults nightly-versions
 
 # Two lanes: faults mostly wait, tests mostly work.
-.PHONY: nightly-tests nightly-faults
+.PHONY: nightly-tests nightly-faults nightly-versions
 nightly-tests:
 	@$(PYTEST) $(SIDE_BY_SIDE) -m "nightly or not nightly" -o timeout=900 --ignore=tests/reliability
-	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m "nightly or not nightly")
-	@$(call TEST_ON,$(DEBIAN_15),-m "nightly or not nightly")
 
 nightly-faults:
 	@$(MAKE) --no-print-directory --keep-going reliability soak mutation
+
+nightly-versions:
+	@$(call TEST_ON,$$($(BIN)/python -m project.postgres binaries 16),-m "nightly or not nightly")
+	@$(call TEST_ON,$(DEBIAN_15),-m "nightly or not nightly")
 
 .PHONY: matrix
 matrix: .venv/test  ## test the Django part on each Python that is installed with each Django (ARGS="-s 'tests(3.13-6.1)'")
