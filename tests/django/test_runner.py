@@ -192,7 +192,7 @@ def test_an_ordered_handler_gets_the_messages_of_a_topic_one_by_one(
         send(sender, "slow", "next", "last")
         sender.ok("topic_send", "ORDERS.LATER", "other")
         assert seen.wait_for(1) == ["other"]
-        wait_until(lambda: len(runner._backlog) == 2)
+        wait_until(lambda: len(runner._waiting_calls) == 2)
         release.set()
         assert seen.wait_for(4) == ["other", "slow", "next", "last"]
 
