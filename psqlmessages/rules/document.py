@@ -214,7 +214,10 @@ def _parse_part(
     # By key: the number of the first entry with this key, and the entry.
     entries: dict[object, tuple[int, _Entry]] = {}
     for number, given in enumerate(document[part], 1):
-        entry = parse_entry(given) if isinstance(given, dict) else ["it is not a JSON object."]
+        if not isinstance(given, dict):
+            errors.append(f"{label} {number} is not a JSON object.")
+            continue
+        entry = parse_entry(given)
         if isinstance(entry, list):
             errors += [f"{label} {number}, {error}" for error in entry]
             continue
