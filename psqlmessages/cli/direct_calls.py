@@ -21,9 +21,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 def connect_as(dsn: str, name: str, *, owner_task: str = "") -> Iterator[Connection]:
     """Connect with autocommit and ``name`` in application_name.
 
-    Within the block, an error of the SQL functions or a lost connection raises MessagesError. So
-    does a missing privilege if there is an ``owner_task``: a verb, such as "prune", for what only
-    the owner of the tables can do. Other errors of psycopg do not change.
+    Within the block, an error of the SQL functions or a lost connection raises MessagesError. Other
+    errors of psycopg do not change. ``owner_task`` is a task that only the owner of the tables can
+    do, such as "prune". With this task, a missing privilege raises MessagesError, too.
     """
     with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:
