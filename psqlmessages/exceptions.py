@@ -230,7 +230,7 @@ class TopicNotExistent(NotExistent, number=9):
 
 
 class MessageNotExistent(NotExistent, number=13):
-    """The large body is unknown, removed, or not for this node; the error does not tell which."""
+    """The large body is unknown, removed, or not for this node. These cases give the same error."""
 
 
 class IdentNotExistent(NotExistent, number=16):

@@ -44,11 +44,13 @@ class Call(Generic[T]):
     ``registration_change``: for a call that changes a registration, the function ("deinit" also for
     ``crash``), and the node or topic. ``may_share_round_trip``: other calls may run in the same
     round trip and transaction. ``ident`` is the calling node; if empty, the acting node calls.
-    ``is_prepared``: a call that runs alone is prepared too, as calls that share a round trip are.
+    ``is_prepared``: the statement is prepared even if the call runs alone; calls that share a round
+    trip are always prepared.
 
     ``merging``: how several calls become one statement; None if they cannot. ``lock_order``: sort
     key of the calls of a transaction, so that transactions take locks in the same order.
-    ``element_ids``: elements that the call removes. Calls with a common one share no transaction.
+    ``element_ids``: elements that the call removes. Calls that remove the same element run in
+    different transactions.
     """
 
     sql: str
@@ -395,8 +397,8 @@ def get_data(message: str) -> Call[Payload]:
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
-    """Create a call that fetches large bodies; its result has None if get_data returns an error."""
-    # A third of the time of separate calls, because PostgreSQL plans get_data's statements once.
+    """Create a call that fetches large bodies; its result has None for each failed get_data."""
+    # Takes a third of the time of separate calls: PostgreSQL plans get_data's statements once.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
@@ -459,7 +461,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Run housekeeping at the commit of this call; return the number of events it will send."""
+    """Run housekeeping at the commit of this call; return the number of events that this sends."""
     return Call(
         "SELECT messages.evaluate()",
         (),

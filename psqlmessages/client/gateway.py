@@ -151,10 +151,10 @@ class GatewayState(NodeState):
         values: Sequence[T],
         subject_of: Callable[[T], str],
     ) -> Calls[list[Answer]]:
-        """Run one call for all values; if the server aborts it, run one for each value.
+        """Run one call for all values; if the server aborts the call, run one for each value.
 
-        A value whose own call is aborted has an answer with error 56. ``subject_of`` returns the
-        node or topic that the call locks for a value.
+        If the server aborts the call for one value, the answer of this value has error 56.
+        ``subject_of`` returns the node or topic that the call locks for a value.
         """
         subjects = [subject_of(value) for value in values]
         seconds = self._restore_budget.timeout_seconds(subjects)
@@ -250,8 +250,8 @@ class Gateway:
         """Set a callback for successful registration changes.
 
         The arguments of the callback are the node, the function ("deinit" also for ``crash``), and
-        the topic or again the node. The callback is called before later notifications are
-        processed, and even if the task that made the change was cancelled.
+        the topic, or again the node if the function has no topic. The callback is called before
+        later notifications are processed, and even if the task that made the change was cancelled.
         """
         self._state.on_registration_changed = callback
 
@@ -280,7 +280,7 @@ class Gateway:
         raise TypeError(f"a gateway has no function {function}{arguments!r:.100}")
 
     async def _change(self, ident: str, function: str, subject: str, *, can_wait: bool) -> Answer:
-        """Change the registration of a node; ``subject`` is the topic, or again the node."""
+        """Change the registration of a node; ``subject`` is the topic, or ``ident`` without one."""
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
         # One change at a time, so that the lock timeout of one shortens the waits of the next ones.

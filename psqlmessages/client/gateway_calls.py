@@ -42,9 +42,9 @@ _JOIN_MANY: Final = (
     " WITH ORDINALITY AS n (ident, function, topic, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
-_NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
+_NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "the ident is not a node of this session"}
 
-# Functions by which a node joins or leaves a topic. They wait for sessions that have locked it.
+# Functions by which a node joins or leaves a topic. Each waits if a session has locked the topic.
 JOIN_OR_LEAVE: Final = (*JOIN_CALLS, *UNDOES)
 # Functions whose calls may share a round trip, with their numbers of arguments.
 _BATCHABLE: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}

@@ -75,13 +75,13 @@ class Message:
         return self._begin_answer().reply(self, body)
 
     def reply_error(self, reason: str) -> Any:
-        """Answer that the request failed: the caller gets CallFailed. Await it as for ``reply``."""
+        """Answer that the request failed: the caller gets CallFailed. See :meth:`reply`."""
         return self._begin_answer().reply_error(self, reason)
 
     def _begin_answer(self) -> Replier:
         """Mark the message as answered, and return the node that sends the answer."""
         if self.replier is None or not self.wants_answer:
-            raise ValueError("cannot answer this message: its sender gave no token")
+            raise ValueError("cannot answer this message: its sender does not wait for an answer")
         self.is_answered = True
         return self.replier
 
@@ -173,7 +173,7 @@ _FIELD_TYPES: Final[dict[str, type]] = {
         ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
     ),
 }
-# Events that a node or gateway creates locally. A notification with one of them is malformed.
+# Events that a node or gateway creates locally. PostgreSQL does not send them.
 _LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
 # At this number of headers the cache is cleared.
 _MAX_CACHED: Final = 1_000

@@ -141,7 +141,7 @@ class Node(NodeBase):
     def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """Wait until there may be new messages of a topic, to read them on another connection.
 
-        Returns False at the timeout or ``stop``. Read then too: a wake-up may have been lost.
+        Returns False at the timeout or ``stop``. Read in that case too: a wake-up may be lost.
         """
         return self._session.run_steps(self._state.wait_published(topic, timeout))
 
@@ -178,7 +178,7 @@ class Node(NodeBase):
         *,
         timeout: Duration | None = None,
     ) -> list[Element]:
-        """Take elements as ``pop`` does; uncommitted ones come back after ``duration``."""
+        """Take elements as ``pop`` does; uncommitted elements return after ``duration``."""
         statement = queue_calls.reserve(self._acting_node, queue, count, duration)
         return self._take(queue, statement, timeout)
 
@@ -194,10 +194,11 @@ class Node(NodeBase):
         """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
 
         Requesting the next element marks the previous one as finished. Finished elements are
-        committed at the end of the batch, when the loop is left, and ``group`` after the first of
-        them was yielded (at most a tenth of ``duration``; zero: one commit per element). Leaving
-        the loop also rolls back the current element, with a delay of 1 s that doubles with each try
-        up to 5 minutes, and releases the unread elements of the batch. Leases are not renewed.
+        committed together: when ``group`` has passed since the first of them was yielded, at the
+        end of the batch, and when the loop is left. ``group`` is at most a tenth of ``duration``;
+        zero means one commit per element. Leaving the loop also rolls back the current element,
+        with a delay of 1 s that doubles with each try up to 5 minutes, and releases the unread
+        elements of the batch. Leases are not renewed.
         """
         leased = LeasedBatch(self._state, self._acting_node, queue, duration, group)
         timeout = FOREVER if idle is None else idle
@@ -224,8 +225,8 @@ class Node(NodeBase):
         try:
             return self._session.run_steps(poller.steps())
         except BaseException:
-            # Ctrl-C may have come after the commit, so release the reserved elements. Popped ones
-            # have no lease, so they are lost.
+            # Ctrl-C may have come after the transaction, so release the reserved elements. Popped
+            # elements have no lease, so they are lost.
             leased = LeasedBatch(self._state, self._acting_node, queue)
             leased.add([element for element in taken if element.lease])
             self._session.run_steps(leased.give_back())
@@ -294,7 +295,7 @@ class Node(NodeBase):
                 self.close()
 
     def _receive(self) -> Message | None:
-        """Wait for a message; None if the node is stopped, or a handler has ended ``run``."""
+        """Return the next message; None if the node is stopped, or a handler has ended ``run``."""
         session, state = self._session, self._state
         session.wait(lambda: state.inbox or self._handler_threads.fatal_error, inf)
         return session.run_steps(state.next_message(0, self)) if state.inbox else None

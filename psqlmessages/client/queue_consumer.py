@@ -131,13 +131,13 @@ class LeasedBatch:
     def on_committed(self, answer: AckResult) -> None:
         """Record the answer of a commit; log lost leases."""
         self._finished = []
-        # If an earlier commit got no answer, it may have succeeded. Then False means no lost lease.
+        # An earlier commit without an answer may have succeeded. Then False is no proof of a loss.
         if not all(answer) and not self._may_be_committed:
             self._log_lost_leases(answer.count(False))
         self._may_be_committed = False
 
     def give_back_calls(self) -> Iterator[Call[AckResult]]:
-        """Yield the calls that give back the unfinished elements, and forget these."""
+        """Yield the calls that give back the unfinished elements; forget these elements."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:
@@ -188,7 +188,7 @@ RETRY_SECONDS: Final = 1.0
 class QueuePoller:
     """Waits for elements of a queue, and takes them with ``call``, in steps.
 
-    ``wake`` makes the caller check whether its wait is over. The caller may stop at any step.
+    ``wake`` makes the caller of the steps check ``Wait.is_ready``. The caller may stop at any step.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Registration:
             self.drop(ident or self.acting_node, UNDOES[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Record which joins an administrator has ended or restored, if the event is about one."""
+        """Record that an administrator has ended or restored a join, if the event reports this."""
         joins = self._nodes.get(ident, {})
         if event == "disconnect":
             joins.clear()

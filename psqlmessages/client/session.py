@@ -55,7 +55,7 @@ class NodeSession:
 
     If several threads wait, one of them is the reader, which reads for all. A thread uses the
     connection only while it holds the lock ``_io``, but the reader waits for data without it.
-    ``_reader_changed`` is acquired after ``_io``.
+    A thread that needs both locks acquires ``_io`` before ``_reader_changed``.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
@@ -111,7 +111,7 @@ class NodeSession:
     def close(self) -> None:
         """Stop, deregister and disconnect.
 
-        If another thread is connecting, do not wait for it: it disconnects after its attempt.
+        If another thread is connecting, do not wait: that thread disconnects after its attempt.
         """
         self._is_closing = True
         self.stop()

@@ -53,7 +53,7 @@ _RETRY_SECONDS = 1.0
 class SubscriptionReader:
     """Reads one subscription and acknowledges its messages, in steps.
 
-    An error may interrupt a method at any step. A later call continues from there.
+    An error may interrupt a method at any step. A later call continues from the state so far.
     """
 
     def __init__(
