@@ -137,11 +137,13 @@ class TopicHistory:
             return MessageCount(0, 0)
         return self.per_second.total(second - RATE_SECONDS, second - 1)
 
-    def history_count(self) -> int:
-        """Return the number of messages in the ``HISTORY_SECONDS`` up to the newest one."""
+    def history_count(self, second: int) -> int:
+        """Return the number of messages in the last ``HISTORY_SECONDS``; ``second`` is now."""
         if self.per_second is None:
             return 0
-        return self.per_second.total(0, self.per_second.newest).messages
+        # If the clock was set back, the newest messages are counted in a later second than now.
+        newest = max(second, self.per_second.newest)
+        return self.per_second.total(second - HISTORY_SECONDS + 1, newest).messages
 
 
 # This event replaces the crashes that a restart of PostgreSQL causes.
@@ -181,12 +183,15 @@ class History:
         self.viewed: set[str] = set()
         # The number of the newest message or event. They are numbered in order of arrival.
         self.last_number = 0
+        # When this message or event arrived.
+        self._last_at = 0.0
         # The messages whose bodies are stored, by number: the oldest is evicted first.
         self._bodies: OrderedDict[int, MessageRecord] = OrderedDict()
         self._characters = 0
 
     def add_message(self, header: dict[str, Any], body: str | None, at: float) -> None:
         """Count a message and store it as the newest of its topic."""
+        self._last_at = at
         topic = self._topic(str(header.get("To", "")))
         size = int(header.get("Size", 0))
         if topic.per_second is None:
@@ -211,6 +216,7 @@ class History:
 
     def add_event(self, event: str, ident: str, topic: str, at: float) -> None:
         """Record an event, and update the topic's senders and listeners."""
+        self._last_at = at
         if event == "connect" and self._restart is not None:
             self._connected_since_restart.add(ident)
         if not (event == "crash" and self._count_in_restart(ident, at)):
@@ -294,8 +300,9 @@ class History:
 
     def _evict_topics(self) -> None:
         """Remove topics with the smallest ``history_count``; among equals, those silent longest."""
+        second = int(self._last_at)
         topics = [topic for topic in self.topics.values() if topic.name not in self.viewed]
-        topics.sort(key=lambda topic: (topic.history_count(), topic.last_at))
+        topics.sort(key=lambda topic: (topic.history_count(second), topic.last_at))
         for topic in topics[:_EVICTED_TOPICS]:
             self._remove(topic.name)
 
