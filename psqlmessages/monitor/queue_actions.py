@@ -23,6 +23,7 @@ from psqlmessages.monitor.actions import (
     parse_json,
     read_body,
 )
+from psqlmessages.monitor.formats import format_count
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
@@ -108,15 +109,12 @@ def _elements_text(number: int) -> str:
 def _sizes_text(queue: Queue) -> str:
     if (status := read_queue(queue.pk)) is None:
         return _("The queue no longer exists.")
-    over = _("over ") if status.is_estimate else ""
     return _(
-        "It has {over}{available:,} available, {scheduled:,} delayed and {reserved:,} reserved"
-        " elements."
+        "Elements in the queue: {available} available, {scheduled} delayed and {reserved} reserved."
     ).format(
-        over=over,
-        available=min(status.available, MAX_ON_PAGE),
-        scheduled=min(status.scheduled, MAX_ON_PAGE),
-        reserved=min(status.reserved, MAX_ON_PAGE),
+        available=format_count(status.available, MAX_ON_PAGE),
+        scheduled=format_count(status.scheduled, MAX_ON_PAGE),
+        reserved=format_count(status.reserved, MAX_ON_PAGE),
     )
 
 
@@ -186,7 +184,11 @@ def _test_message(fields: Fields) -> dict[str, Any]:
 def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
     message = _test_message(fields)
     size = len(EncodedBody.of(message["body"]).text.encode())
-    text = _("A message of {size:,} bytes will be pushed to {queue}.")
+    text = ngettext(
+        "A message of {size:,} byte will be pushed to {queue}.",
+        "A message of {size:,} bytes will be pushed to {queue}.",
+        size,
+    )
     sentences = [text.format(size=size, queue=isolate(queue))]
     if message["delay"]:
         sentences.append(_("It will be available after {delay}.").format(delay=message["delay"]))
@@ -264,8 +266,12 @@ def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
     ids_by_queue = _redrive_destinations(queue, fields)
     sentences = _describe_destinations(queue, ids_by_queue)
     if left := len(_choose(queue, fields)) - sum(map(len, ids_by_queue.values())):
-        text = _("{elements} will stay: they are not dead letters of a known queue.")
-        sentences.append(text.format(elements=_elements_text(left)))
+        text = ngettext(
+            "{number:,} element will stay: it is not a dead letter of a known queue.",
+            "{number:,} elements will stay: they are not dead letters of a known queue.",
+            left,
+        )
+        sentences.append(text.format(number=left))
     return sentences
 
 
@@ -312,8 +318,11 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
         if not Queue.objects.using(database()).filter(name=name).exists():
             sentences.append(new_text.format(queue=to_queue))
         sentences.append(_readers_text(name))
-    text = _("They are delivered as new elements, with no failed attempts. Reserved elements stay.")
-    return [*sentences, text]
+    return [
+        *sentences,
+        _("Consumers get the moved elements as new elements, with no failed attempts."),
+        _("Reserved elements stay."),
+    ]
 
 
 def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
