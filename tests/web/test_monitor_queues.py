@@ -117,7 +117,7 @@ def test_the_rule_that_a_call_lacked_is_added(queues: World):
 ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
     ("pause", {}, "3 available, 1 delayed and 0 reserved", "Paused.", 4),
     ("resume", {}, "worker.*", "The queue was not paused.", 4),
-    ("purge", {}, "3 available, 1 delayed", "Purged: 3 elements deleted.", 1),
+    ("drain", {}, "3 available, 1 delayed", "Drained: 3 elements removed.", 1),
     ("push", {"body": "1", "format": "json", "delay": "5"}, "1 byte will", "Pushed a test", 5),
     ("delete", {"element": 0}, "1 element of", "Deleted: 1 element.", 3),
     ("move", {"all": "1", "to_queue": "NEW"}, "It will be created", "Moved to NEW: 4 elements.", 0),
