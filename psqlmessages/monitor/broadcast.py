@@ -48,7 +48,7 @@ class Broadcast:
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
-        """Send a ready viewer all data of its page, or only a status if its user is not checked."""
+        """Send all data of the page if the viewer is ready; only a status if its user is unchecked."""
         viewer.has_started = True
         if not viewer.check_ready():
             return

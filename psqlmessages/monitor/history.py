@@ -19,7 +19,7 @@ class MessageCount(NamedTuple):
 
 
 class PerSecondRing:
-    """Message counts and sizes by second, a Unix time, for the last ``HISTORY_SECONDS``."""
+    """Numbers and sizes of messages in each of the last ``HISTORY_SECONDS``, by Unix time."""
 
     __slots__ = ("_counts", "_sizes", "newest")
 
@@ -29,7 +29,7 @@ class PerSecondRing:
         self.newest = second
 
     def add(self, second: int, size: int) -> None:
-        """Count a message in this second; in the newest second if the clock was set back."""
+        """Count a message in this second. If the clock was set back, use the newest second."""
         if second > self.newest:
             self._advance(second)
         index = self.newest % HISTORY_SECONDS
@@ -45,7 +45,7 @@ class PerSecondRing:
 
     def intervals(self, first: int, step: int, number: int) -> list[int]:
         """Return message counts of ``number`` intervals of ``step`` seconds, from ``first`` on."""
-        # Faster than total() for each: a snapshot of the list needs 60 intervals of each topic.
+        # Faster than total() for each interval: a snapshot of the list has 60 intervals per topic.
         oldest = (self.newest + 1) % HISTORY_SECONDS
         ordered = self._counts[oldest:] + self._counts[:oldest]
         first_index = first - (self.newest - HISTORY_SECONDS + 1)
@@ -81,7 +81,7 @@ _EVICTED_TOPICS: Final = MAX_TOPICS // 10
 # After a restart of PostgreSQL, housekeeping may report the crashes of nodes for this long.
 _RESTART_SECONDS: Final = 60.0
 
-# The set of nodes that an event changes, and whether the event adds its node.
+# For each event: the set of nodes that it changes, and whether it adds its node to the set.
 _MEMBERSHIP_EVENTS: Final = {
     "topic_notify": ("senders", True),
     "topic_unnotify": ("senders", False),
@@ -97,7 +97,7 @@ class MessageRecord:
     """A message: its header without secrets, and the beginning of its body.
 
     ``is_large``: the body is stored in the database, because it exceeds the NOTIFY limit. ``body``
-    is None for large bodies and if it was evicted. ``is_cut``: ``body`` is only the beginning.
+    is None if it is large or was evicted. ``is_cut``: ``body`` is only the beginning of the body.
     """
 
     number: int
@@ -116,8 +116,8 @@ class TopicHistory:
     """A topic: its senders and listeners, totals since the monitor started, and last messages.
 
     ``exists``: a query has found the topic in the database. ``created_number``: the number of the
-    first message or event after this record was created; 0 if ``exists``. A query that started
-    before this number may miss the topic.
+    first message or event after this record was created; 0 if ``exists``. The result of a query
+    that started earlier may lack the topic.
     """
 
     name: str
@@ -224,7 +224,7 @@ class History:
         self.apply_event(event, ident, topic)
 
     def on_restart(self, at: float) -> None:
-        """Record a restart of PostgreSQL as one event, which replaces the crashes since then."""
+        """Record a restart of PostgreSQL as one event, which replaces the crashes since ``at``."""
         crashed = [event for event in self.events if event.event == "crash" and event.at >= at]
         for event in crashed:
             self.events.remove(event)
@@ -233,7 +233,7 @@ class History:
         self.events.append(self._restart)
 
     def _count_in_restart(self, ident: str, at: float) -> bool:
-        """Count a crash in the event of the restart that caused it; return False if none did."""
+        """If a restart caused this crash, count it in the event of the restart, and return True."""
         restart = self._restart
         if (
             restart is None

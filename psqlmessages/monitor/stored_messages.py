@@ -40,7 +40,7 @@ _MESSAGES: Final = """
         OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
     ORDER BY m.id LIMIT %(limit)s
 """
-# The page of the messages just before an id: its lowest id minus 1; null if there are none.
+# The position before the page that ends just before an id; null if no message is before the id.
 _PREVIOUS_POSITION: Final = """
     SELECT min(m.id) - 1 FROM (
         SELECT s.id FROM psqlmessages_streammessage AS s

@@ -1,4 +1,4 @@
-"""Action on a topic: send or publish a test message."""
+"""Action on a topic: send a test message, or publish it to the stream."""
 
 from __future__ import annotations
 
