@@ -133,7 +133,7 @@ class NodeConnection:
     """A registered node and its session. The fields from ``program`` on are None if unknown.
 
     ``sends`` and ``listens``: topics. ``observes``: patterns. ``neighbours``: other nodes of the
-    session. ``transaction_seconds``: age of the session's transaction; None also without one.
+    session. ``transaction_seconds``: age of the open transaction; None also if none is open.
     """
 
     role: str

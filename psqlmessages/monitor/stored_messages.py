@@ -129,7 +129,7 @@ def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[S
 
 
 def _previous_position(topic: Topic, before: int) -> int | None:
-    """Return the id after which the page before an id begins; None if no message is before it."""
+    """Return the position before the page that ends just before an id; None if it is empty."""
     ((position,),) = fetch(_PREVIOUS_POSITION, [topic.pk, before, PAGE_SIZE], database())
     return None if position is None else int(position)
 

@@ -179,7 +179,7 @@ def count_between(topic: str, after: int, up_to: int) -> int:
 
 
 def first_position(topic: str) -> int:
-    """Return the position before the first stored message; if none is stored, the last position."""
+    """Return the position before the first stored message, or else the last position."""
     query = """
         SELECT m.id - 1 FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id

@@ -251,7 +251,7 @@ async def traffic_data(request: HttpRequest) -> str | None:
 
 
 def _selected_range(request: HttpRequest, ranges: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the window length and range in the URL; if not in ``ranges``, the first of these."""
+    """Return the window length and range in the URL, or the first of ``ranges`` if not allowed."""
     query = request.GET.get("window", ""), request.GET.get("seconds", "")
     selected = (choice for choice in ranges if tuple(map(str, choice)) == query)
     return next(selected, next(iter(ranges)))
