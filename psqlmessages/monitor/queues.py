@@ -110,7 +110,7 @@ def _read_page(query: ListQuery) -> ListPage:
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:
-    """Return what the templates show of a queue, as text."""
+    """Return the texts that the templates show for a queue."""
     largest = max((value for value in queue.graph if value is not None), default=0)
     elements = gettext("about {number:,}") if queue.is_estimate else "{number:,}"
     return {

@@ -658,7 +658,7 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
             break
     expect(page.locator(".edge.highlighted")).to_have_count(3)
     Element.objects.create(queue=queue, body="x")
-    expect(page.get_by_role("link", name="Queue orders: 1 elements")).to_be_visible()
+    expect(page.get_by_role("link", name="Queue orders: 1 element", exact=True)).to_be_visible()
     new("more", "eu", "far")
     expect(page.locator('[data-node^="x "]')).to_have_count(2)
     expect(node).to_be_focused()
