@@ -75,7 +75,7 @@ def _read_statistics(exchange: Exchange) -> dict[str, Any]:
 
 
 def _format_duration(seconds: float | None) -> str:
-    """Format seconds; infinity is over the largest bucket, and None is "-"."""
+    """Format seconds: infinity as "over" the largest bucket, None as "-"."""
     if seconds is None:
         return "-"
     if seconds == float("inf"):

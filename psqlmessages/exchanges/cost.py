@@ -102,7 +102,8 @@ def _class_size(text: str, fold_factor: int) -> int:
 # Cost of an expression.
 
 VALUE_UNITS: Final = 128
-# Limits for the units that an expression may read. With less than MIN_UNITS it would be useless.
+# Limits for the units that an expression may read. Below MIN_UNITS, it could read hardly any
+# message.
 MAX_UNITS: Final = 4 * 1024 * 1024
 MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000

@@ -110,7 +110,7 @@ def _sizes_text(queue: Queue) -> str:
         return _("The queue no longer exists.")
     over = _("over ") if status.is_estimate else ""
     return _(
-        "It has {over}{available:,} available, {scheduled:,} delayed and {reserved:,} reserved"
+        "It has {over}{available:,} available, {scheduled:,} scheduled and {reserved:,} reserved"
         " elements."
     ).format(
         over=over,
@@ -156,7 +156,7 @@ def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
         text.format(queue=isolate(queue)),
         _sizes_text(queue),
-        _("Delayed and reserved elements stay."),
+        _("Scheduled and reserved elements stay."),
     )
 
 

@@ -115,7 +115,7 @@ def _with_token_check(application: Application) -> Application:
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         claim = await in_thread(auth.read_token, _bearer_token(scope) or "")
         admission = (
-            {REFUSED_KEY: "the token is altered, no longer valid, or one for REST"}
+            {REFUSED_KEY: "the token is altered, no longer valid, or a token for REST"}
             if claim is None
             else {"user": claim.user, EXPIRY_KEY: claim.expires_at}
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -12,12 +12,13 @@ from psqlmessages.client.calls import raise_for_error, translate_error
 from psqlmessages.client.connect import set_statement_timeout
 from psqlmessages.client.connection import AsyncConnection, is_broken, is_readable
 from psqlmessages.client.options import complete_conninfo
-from psqlmessages.exceptions import QueueNotExistent, ServerUnreachable
+from psqlmessages.exceptions import MessagesError, QueueNotExistent, ServerUnreachable
 from psqlmessages.models import Queue
 from psqlmessages.orm import counting_refused_calls
 from psqlmessages.rest.errors import ServiceUnavailable
 
 Row = tuple[Any, ...]
+Check = Callable[[list[Row]], object]
 
 ANSWER_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
@@ -52,19 +53,23 @@ class Pool:
             return False
         return asyncio.get_running_loop().time() - self._failed_at < _BROKEN_SECONDS
 
-    async def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+    async def fetch(
+        self, sql: str, params: Sequence[Any] = (), *, check: Check | None = None
+    ) -> list[Row]:
         """Run a statement in its own transaction and return its rows.
 
-        If the caller is cancelled, a running statement still completes. Raises ServerUnreachable;
-        ServiceUnavailable if all connections are busy for too long; and psycopg's errors, or those
-        that ``translate_error`` makes of them, if the server aborts the statement.
+        ``check`` is called with the rows before the commit. If it raises a MessagesError, the
+        transaction is rolled back, and the error is raised. If the caller is cancelled, a running
+        statement still completes. Raises ServerUnreachable; ServiceUnavailable if all connections
+        are busy for too long; and psycopg's errors, or those that ``translate_error`` makes of
+        them, if the server aborts the statement.
         """
         try:
             async with asyncio.timeout(_MAX_WAIT_SECONDS):
                 await self._slots.acquire()
         except TimeoutError:
             raise ServiceUnavailable("too many calls are waiting for the database") from None
-        task = asyncio.create_task(self._fetch(sql, params), name=self._name)
+        task = asyncio.create_task(self._fetch(sql, params, check), name=self._name)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return await asyncio.shield(task)
@@ -84,12 +89,15 @@ class Pool:
             # Mark the exception as retrieved, in case the caller was cancelled.
             task.exception()
 
-    async def _fetch(self, sql: str, params: Sequence[Any]) -> list[Row]:
+    async def _fetch(self, sql: str, params: Sequence[Any], check: Check | None) -> list[Row]:
         try:
             connection = await self._get_connection()
             try:
-                cursor = await connection.execute(sql, params)
-                rows = await cursor.fetchall()
+                rows = await _execute(connection, sql, params, check)
+            except MessagesError:
+                # Raised by ``check``: the connection is still usable.
+                await self._return_connection(connection, is_lost=False)
+                raise
             except psycopg.Error as error:
                 is_lost = is_broken(connection, error)
                 await self._return_connection(connection, is_lost=is_lost)
@@ -118,7 +126,11 @@ class Pool:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await AsyncConnection.connect(address, autocommit=True)
             connection.answer_seconds = ANSWER_SECONDS
-            await set_statement_timeout(connection, ANSWER_SECONDS * 0.8)
+            try:
+                await set_statement_timeout(connection, ANSWER_SECONDS * 0.8)
+            except BaseException:
+                await connection.close()
+                raise
         except (psycopg.Error, TimeoutError) as error:
             self._failed_at = loop.time()
             self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS
@@ -144,6 +156,17 @@ class Pool:
             connection.pgconn.finish()
 
 
+async def _execute(
+    connection: AsyncConnection, sql: str, params: Sequence[Any], check: Check | None
+) -> list[Row]:
+    if check is None:
+        return await (await connection.execute(sql, params)).fetchall()
+    async with connection.transaction():
+        rows = await (await connection.execute(sql, params)).fetchall()
+        check(rows)
+    return rows
+
+
 # Queries of queues
 
 # Times are text, because PostgreSQL's range of times exceeds Python's. A lease need not survive a
@@ -152,8 +175,8 @@ _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
 )
-# renew locks the element, so that the lease stays valid until the end of the statement. Only renew
-# checks the queue of a lease. It takes 0.4 ms.
+# Only renew checks the queue of a lease. It also locks the element, so that the lease stays valid
+# until the end of the statement. This takes 0.4 ms.
 _WITH_LEASE: Final = "SELECT {} FROM messages.renew(%s, %s, %s::float8, %s)"
 # Returns JSON text, which Python does not parse: it would round the numbers in headers.
 _PEEK: Final = """
@@ -215,11 +238,17 @@ async def call_with_lease(
     """Renew a lease; if it is valid, evaluate the SQL expression ``call`` and return its answer.
 
     ``renewal``: node, queue, seconds and the lease. None if the lease has ended, or is of another
-    queue.
+    queue. If the answer is an error, the renewal is rolled back, because it may have shortened the
+    lease.
     """
-    rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *renewal))
-    with counting_refused_calls(params):
-        return raise_for_error(rows[0][0]) if rows else None
+
+    def check(rows: list[Row]) -> None:
+        with counting_refused_calls(params):
+            for (answer,) in rows:
+                raise_for_error(answer)
+
+    rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *renewal), check=check)
+    return rows[0][0] if rows else None
 
 
 async def peek(pool: Pool, ident: str, queue: str, max_rows: int, with_bodies: bool) -> str:

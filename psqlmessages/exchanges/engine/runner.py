@@ -223,7 +223,7 @@ _FIRST_BATCH_SIZE = 10
 
 
 class PrefetchedBatch(NamedTuple):
-    """Elements taken in the round trip of the previous delivery, and the time when it began."""
+    """Elements taken in the round trip of the previous delivery; the time when that trip began."""
 
     elements: list[TakenElement]
     started_at: float
