@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from psqlmessages.client import wakeups
+from psqlmessages.exceptions import ModeNotAuthorized
 from psqlmessages.relay.revalidation import Credentials
-from psqlmessages.rest import namespaces
-from psqlmessages.rest.namespaces import RestDatabase
+from psqlmessages.rest import namespaces, pool
 from psqlmessages.rest.waiters import WaitingRequest
 from tests.django.waiting import wait_until
 from tests.rest.callers import Caller, Connection, at
@@ -96,7 +96,7 @@ def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
     monkeypatch.setattr(namespaces, "get_credential_monitor", Mock())
 
     async def scenario() -> None:
-        space = RestDatabase("default")
+        space = namespaces.RestDatabase("default")
         fetch, listen = Mock(wraps=space.pool.fetch), Mock(wraps=space.listener.listen)
         monkeypatch.setattr(space.pool, "fetch", fetch)
         monkeypatch.setattr(space.listener, "listen", listen)
@@ -129,7 +129,7 @@ def test_a_reader_that_disconnects_when_served_returns_the_element(rest: World):
     rest.owner.ok("push", "worker", "orders", "x")
 
     async def scenario() -> None:
-        space, reader = RestDatabase("default"), reader_of_orders(waits=False)
+        space, reader = namespaces.RestDatabase("default"), reader_of_orders(waits=False)
         # This runs before the waiting task continues.
         reader.result.add_done_callback(lambda _: task.cancel())
         task = asyncio.create_task(space.take(reader))
@@ -137,7 +137,12 @@ def test_a_reader_that_disconnects_when_served_returns_the_element(rest: World):
         assert task.cancelled()
         assert reader.result.result().body == "x"
         await asyncio.wait(space._release_tasks)
+        (again,) = await pool.reserve(space.pool, "worker", "orders", 1, 60.0)
+        # A refused call does not shorten the lease.
+        call, renewal = "json_build_object('Err', '3')", ("worker", "orders", 0.01, again.lease)
+        with pytest.raises(ModeNotAuthorized):
+            await pool.call_with_lease(space.pool, call, (), renewal)
         space.pool._close_idle()
 
     asyncio.run(scenario())
-    assert rest.owner.ok("sizes", "worker", "orders")["Available"] == 1
+    assert rest.owner.query("SELECT available_at > now() + '9 s' FROM psqlmessages_element")
