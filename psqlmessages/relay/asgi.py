@@ -46,7 +46,7 @@ def websocket_application() -> Application:
     """
     session_application = _with_origin_check(AuthMiddlewareStack(_router()))
     token_application = _with_token_check(_router("ws/node/"))
-    # Calls of HTTP requests, such as those of the REST API, can be refused too.
+    # Also start the writer for HTTP requests, because calls of the REST API can be refused too.
     request_started.connect(_start_writer, dispatch_uid=START_WRITER)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

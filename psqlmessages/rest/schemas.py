@@ -127,7 +127,7 @@ class Paused(Schema):
 
 
 class Consumer(Schema):
-    """A waiting request. ``tid``: the name that its client chose, or a random one."""
+    """A waiting request. ``tid``: its name, chosen by its client or at random."""
 
     tid: str
     ident: str
