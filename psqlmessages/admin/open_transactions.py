@@ -71,10 +71,10 @@ def describe_delays() -> str:
     A change of rules ends the registrations and memberships of nodes that no rule allows any
     longer. If a transaction has locked their rows, housekeeping ends them after the transaction.
     """
-    ((has_delayed_events,),) = base.fetch_rows(
+    ((is_unfinished,),) = base.fetch_rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
-    if not has_delayed_events or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
+    if not is_unfinished or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
         return ""
     names = base.list_names(holders, _MAX_NAMES, "; ")
     return _(

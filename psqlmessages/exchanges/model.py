@@ -135,13 +135,14 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision for the destination with this index: whether it gets a copy, and why.
+    """Decision for the destination with this index: whether its selector accepts, and why.
 
-    ``error`` is set if the selector failed. ``seconds`` is the time that the selector took.
+    Without a selector, ``is_accepted`` is true. ``error`` is set if the selector failed.
+    ``seconds`` is the time that the selector took.
     """
 
     destination: int
-    is_taken: bool
+    is_accepted: bool
     why: str
     seconds: float = field(default=0.0, compare=False)
     error: str | None = None

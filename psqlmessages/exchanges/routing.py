@@ -79,7 +79,7 @@ class _Traversal:
         """Evaluate a destination's selector and apply its changes; add a copy if it accepts."""
         if destination.selector is None:
             self.deliveries.append(Delivery(index, self._headers, self._body))
-            return Verdict(index, is_taken=True, why="always")
+            return Verdict(index, is_accepted=True, why="always")
         started = perf_counter()
         try:
             result = destination.selector.evaluate(self._activations)
@@ -87,10 +87,10 @@ class _Traversal:
             seconds = perf_counter() - started
             return Verdict(index, False, why=error.text, seconds=seconds, error=error.text)
         self._apply_changes(result)
-        if result.is_taken:
+        if result.is_accepted:
             options = (result.delay, result.mature, result.tries)
             self.deliveries.append(Delivery(index, self._headers, self._body, *options))
-        return Verdict(index, result.is_taken, result.why, perf_counter() - started)
+        return Verdict(index, result.is_accepted, result.why, perf_counter() - started)
 
     def _apply_changes(self, result: SelectorResult) -> None:
         message, context = self._message, self._activations.context
