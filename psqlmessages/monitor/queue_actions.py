@@ -113,7 +113,7 @@ def _sizes_text(queue: Queue) -> str:
     if (status := read_queue(queue.pk)) is None:
         return _("The queue no longer exists.")
     return _(
-        "Elements in the queue: {available} available, {scheduled} delayed and {reserved} reserved."
+        "Elements in the queue: {available} available, {scheduled} scheduled and {reserved} reserved."
     ).format(
         available=format_count(status.available, MAX_ON_PAGE),
         scheduled=format_count(status.scheduled, MAX_ON_PAGE),
@@ -157,7 +157,7 @@ def _describe_drain(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
         text.format(queue=isolate(queue)),
         _sizes_text(queue),
-        _("Delayed and reserved elements stay."),
+        _("Scheduled and reserved elements stay."),
     )
 
 

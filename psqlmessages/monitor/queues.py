@@ -56,7 +56,7 @@ _LIST: Final = ListDefinition(
         Column(_("Queue"), "name"),
         Column(_("Elements"), "elements", "number"),
         Column(_("Available"), kind="number wide"),
-        Column(_("Delayed"), kind="number wide"),
+        Column(_("Scheduled"), kind="number wide"),
         Column(_("Reserved"), kind="number wide"),
         Column(_("In/s"), "in", "number"),
         Column(_("Out/s"), "out", "number"),

@@ -241,7 +241,7 @@ def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, world: 
     expect(page.get_by_text("no consumer was seen")).to_be_visible()
     assert too_wide(page) == []
     page.get_by_role("button", name="Pause…").click()
-    expect(page.get_by_text("2 available, 0 delayed and 0 reserved")).to_be_visible()
+    expect(page.get_by_text("2 available, 0 scheduled and 0 reserved")).to_be_visible()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_text("Paused.")).to_be_visible()
     expect(page.get_by_text("The queue is paused")).to_be_visible()

@@ -23,7 +23,7 @@ ODD = "a//b \N{RIGHT-TO-LEFT OVERRIDE}<b>"
 
 @pytest.fixture
 def queues(database: World, settings: Settings, monkeypatch) -> World:
-    """Queue `orders` with four elements, one of them delayed; a dead letter; an odd name."""
+    """Queue `orders` with four elements, one of them scheduled; a dead letter; an odd name."""
     settings.PSQLMESSAGES = {"NODE": "example"}
     monkeypatch.setattr(listing, "_SHARED_SECONDS", 0.0)
     database.rules(f"{ROLE} example Queue * A 60", "user1 worker.* Queue orders R 60")
@@ -115,9 +115,9 @@ def test_the_rule_that_a_call_lacked_is_added(queues: World):
 
 # The action, its fields, what the confirmation says, what is said afterwards, elements in `orders`.
 ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
-    ("pause", {}, "3 available, 1 delayed and 0 reserved", "Paused.", 4),
+    ("pause", {}, "3 available, 1 scheduled and 0 reserved", "Paused.", 4),
     ("resume", {}, "worker.*", "The queue was not paused.", 4),
-    ("drain", {}, "3 available, 1 delayed", "Drained: 3 elements removed.", 1),
+    ("drain", {}, "3 available, 1 scheduled", "Drained: 3 elements removed.", 1),
     ("push", {"body": "1", "format": "json", "delay": "5"}, "1 byte will", "Pushed a test", 5),
     ("delete", {"element": 0}, "1 element of", "Deleted: 1 element.", 3),
     ("move", {"all": "1", "to_queue": "NEW"}, "It will be created", "Moved to NEW: 4 elements.", 0),
