@@ -113,7 +113,7 @@ def _sizes_text(queue: Queue) -> str:
     if (status := read_queue(queue.pk)) is None:
         return _("The queue no longer exists.")
     return _(
-        "Elements in the queue: {available} available, {scheduled} scheduled and {reserved} reserved."
+        "It has {available} available, {scheduled} scheduled and {reserved} reserved elements."
     ).format(
         available=format_count(status.available, MAX_ON_PAGE),
         scheduled=format_count(status.scheduled, MAX_ON_PAGE),
