@@ -62,13 +62,18 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--archive",
         metavar="DIR",
-        help="read the stored messages and those of this archive, with Spark; --of traffic has no"
-        " effect then",
+        help="read the stored messages and those of this archive, with Spark (not with --of"
+        " traffic)",
     )
 
 
 def run(arguments: Namespace) -> int:
-    """Write the page, and print its path."""
+    """Write the page, and print its path; raise ValueError for an invalid period or source."""
+    if arguments.archive and arguments.of == "traffic":
+        raise ValueError(
+            "--archive reads messages, but --of traffic reads counted windows. Remove one of the"
+            " two options"
+        )
     now = datetime.now(UTC)
     period = contents.Period(
         contents.parse_time(arguments.begin, now), contents.parse_time(arguments.end, now)

@@ -119,12 +119,12 @@ class Report:
 
 def parse_time(text: str, now: datetime) -> datetime:
     """Parse ISO 8601 (UTC if without a zone) or an age such as ``24h``; raises ValueError."""
-    if match := _AGE.fullmatch(text.strip()):
-        return now - timedelta(seconds=int(match[1]) * _UNIT_SECONDS[match[2]])
     try:
+        if match := _AGE.fullmatch(text.strip()):
+            return now - timedelta(seconds=int(match[1]) * _UNIT_SECONDS[match[2]])
         time = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r} is not a time: use 2026-11-21, 2026-11-21T12:00, 24h or 7d"
+            f"{text!r:.100} is not a time: use 2026-11-21, 2026-11-21T12:00, 24h or 7d"
         ) from None
-    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
