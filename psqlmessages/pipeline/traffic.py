@@ -136,11 +136,12 @@ def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
 
 
 def _window_end(lateness: timedelta) -> Column:
-    """Compute the end of a window; when the watermark passes it, Spark drops the window's state.
+    """Compute the end of a window; when Spark's watermark passes it, Spark drops the state.
 
-    ``sf.window`` supports one length only. If windows expired by their start, the longest window
-    would need a watermark over an hour late. Then Spark would also store the short windows for
-    over an hour, and scan them in each batch.
+    That watermark is a time: the newest ``seen_at`` minus ``lateness``. ``sf.window`` supports one
+    length only. If windows expired by their start, the longest window would need a lateness of over
+    an hour. Then Spark would also store the short windows for over an hour, and scan them in each
+    batch.
     """
     at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
     return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(
