@@ -169,7 +169,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def _add_folder(parser: ArgumentParser, *, is_required: bool = True) -> None:
-    # With SUPPRESS, a subcommand without --to uses the --to before the subcommand.
+    # With SUPPRESS, --to may also come before the subcommand.
     parser.add_argument(
         "--to",
         metavar="DIR",
@@ -194,7 +194,7 @@ def _archive(arguments: Namespace) -> int:
 
 
 def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
-    """Run one query, or wait for a mark. Return whether the marks changed: then run a new query."""
+    """Run one query, or wait for a mark. If the marks change, return True: run a new query then."""
     from psqlmessages.pipeline.archive import archive_job
     from psqlmessages.pipeline.offsets import Lag
 

@@ -34,8 +34,8 @@ def _configure(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         type=duration,
         default="600",
-        help="maximum duration of a transaction that publishes; messages of longer transactions may"
-        " be left out, which the job reports (default: 600)",
+        help="maximum duration of a transaction that publishes (default: 600). Messages of longer"
+        " transactions may not be counted; the job then prints a warning",
     )
     parser.add_argument(
         "--rows",
@@ -46,8 +46,7 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--allow-gaps",
         action="store_true",
-        help="if messages were removed before they were read, report this and continue, instead of"
-        " failing",
+        help="if messages were removed before they were read, print a warning instead of failing",
     )
     add_streaming_arguments(parser, CHECKPOINT)
 
@@ -95,7 +94,7 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
         try:
             traffic_windows.prune(context.arguments.database)
         except (OperationalError, InterfaceError) as error:
-            context.say(f"could not remove old windows, will try again: {error}")
+            context.say(f"could not remove old windows, trying again in 10 minutes: {error}")
 
     return record
 

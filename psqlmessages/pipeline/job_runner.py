@@ -128,8 +128,9 @@ class JobRunner:
             if late:
                 self._late_windows += late
                 self.print_line(
-                    f"too late: {late:,} windows were closed when more messages arrived, and are"
-                    f" not updated ({self._late_windows:,} since the start)"
+                    f"too late: {late:,} windows were closed before all their messages arrived."
+                    f" Late messages are not counted ({self._late_windows:,} windows since the"
+                    " start)"
                 )
         if monotonic() - self._recorded_at >= RECORD_SECONDS:
             self._measure_lag()

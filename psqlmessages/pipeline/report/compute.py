@@ -39,8 +39,8 @@ def compute_statistics(
 ) -> ReportStatistics:
     """Compute the statistics of all stored messages of a period.
 
-    With ``archive``, the root of an archive, also those of archived messages. ``topics`` are names
-    and patterns, separated by commas. Latencies are missing: only the job `traffic` measures them.
+    ``archive`` is the root of an archive whose messages are counted too. ``topics`` are names and
+    patterns, separated by commas. Latencies are missing: only the job `traffic` measures them.
     Raises ArchiveError and the source's errors.
     """
     reader = spark.read.format("psqlmessages").schema(_COLUMNS)

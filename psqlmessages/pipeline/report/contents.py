@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 # The percentiles 50, 95 and 99.
 Percentiles = tuple[float, float, float]
 
-# More steps are unreadable in a chart.
+# A chart with more steps would be unreadable.
 MAX_STEPS: Final = 400
 TABLE_ROWS: Final = 100
 CHART_TOPICS: Final = 8
@@ -60,8 +60,8 @@ class TrafficStatistics:
 class ReportStatistics:
     """The traffic of a period. ``step`` is in seconds; the keys of ``steps`` are Unix times.
 
-    ``topics`` and ``senders`` begin with the busiest. ``points`` are the numbers of messages of the
-    busiest topics, by start of the step. ``source`` describes the origin of the statistics.
+    ``topics`` and ``senders`` begin with the busiest. ``points`` has the numbers of messages of the
+    busiest topics, by topic and start of the step. ``source`` is the origin of the statistics.
     ``counted`` is the part of the period that was counted, in Unix time; None means all of it.
     """
 
