@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,6 +18,7 @@ from psqlmessages.cli.output import (
     time_with_zone,
 )
 from psqlmessages.management import pipeline
+from psqlmessages.pipeline.source_options import MAX_ID, parse_number
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
@@ -104,9 +105,12 @@ def _replay(arguments: Namespace) -> int:
 
 
 def _parse_id_or_time(text: str) -> int | datetime:
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return time_with_zone(text)
+    if not (text.isascii() and text.isdecimal()):
+        return time_with_zone(text)
+    number = parse_number(text, MAX_ID)
+    if number is None:
+        raise ArgumentTypeError(f"larger than the largest id {MAX_ID}: {text!r:.100}")
+    return number
 
 
 # Shown in the help, and replaced with the address of this folder when the job starts.

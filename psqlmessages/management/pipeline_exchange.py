@@ -105,7 +105,7 @@ class SparkExchangeState:
         return None
 
     def lag(self) -> float | None:
-        """Return the age in seconds of the oldest available element; 0 if none is available.
+        """Return for how many seconds the oldest element has been available; 0 if there is none.
 
         Returns None if the exchange cannot run. Raises ServerUnreachable if the source's database
         is unreachable, and MessagesError if the role may not read the table of elements.
@@ -126,7 +126,7 @@ class SparkExchangeState:
     # Counters
 
     def write(self) -> None:
-        """Write the counters and the time of this call; if it is due, check the rules."""
+        """Write the counters and the current time; check the rules if one may be missing."""
         if self._pk is None:
             return
         counters = self.counter_store.of(self._pk)

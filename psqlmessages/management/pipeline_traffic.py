@@ -72,7 +72,7 @@ def run(arguments: Namespace) -> int:
                 "failOnDataLoss": str(not arguments.allow_gaps).lower(),
             },
         )
-        lag = Lag(query, traffic.CLIENT, split_names(arguments.topic))
+        lag = Lag(query, traffic.IDENT, split_names(arguments.topic))
         try:
             context.follow(query, lag, record=_make_recorder(context))
         finally:
@@ -107,12 +107,12 @@ def _print_topics(context: JobContext) -> None:
     arguments = context.arguments
     with closing(Database({})) as database:
         names = split_names(arguments.topic)
-        topics = offsets.read_watermarks(database, traffic.CLIENT, names).topics
+        topics = offsets.read_watermarks(database, traffic.IDENT, names).topics
     number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
-    context.say(f"reading {number} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
+    context.say(f"reading {number} as {traffic.IDENT}, checkpoint {arguments.checkpoint}")
     if not topics:
         context.say(
-            f"there is no topic that {traffic.CLIENT} may read. To allow all topics: python"
+            f"there is no topic that {traffic.IDENT} may read. To allow all topics: python"
             f" manage.py psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic"
             " '*'"
         )

@@ -137,7 +137,7 @@ class QueueLeases:
                 answer = self._database.call(_COMMIT, (self._options.client, list(part)))
                 lost += answer["Done"].count(False)
             self._committed_batch, self._leases = batch, ()
-        # Before a restart, the previous run may have committed the first batch.
+        # No warning for the first batch: before a restart, the previous run may have committed it.
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
@@ -203,7 +203,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": start["batch"] + 1, "leases": pack_leases(leases)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split the elements of a batch into partitions."""
+        """Split the elements of a batch into partitions, and renew their leases from now on."""
         if start["batch"] == end["batch"]:
             return []
         leases = unpack_leases(end["leases"])

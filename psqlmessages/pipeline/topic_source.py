@@ -168,7 +168,7 @@ class TopicSubscriptions:
         positions = {t.name: self.position(offset, t) for t in watermarks.topics.values()}
         self._check_gaps(positions, ((t.name, t.removed) for t in watermarks.topics.values()))
         with self._lock:
-            # Forget removed topics: they have no subscription any longer.
+            # Forget topics that were removed: their subscriptions were removed too.
             self._positions = {t: p for t, p in self._positions.items() if t in positions}
             self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
         self._renewal.start()

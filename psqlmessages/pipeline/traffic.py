@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-CLIENT: Final = "pipeline.traffic"
+IDENT: Final = "pipeline.traffic"
 WINDOW_SECONDS: Final = (10, 60, 3600)
 LATENESS: Final = timedelta(minutes=10)
 PERCENTILES: Final = (0.5, 0.95, 0.99)
@@ -74,7 +74,7 @@ def start(
     messages = (
         spark.readStream.format("psqlmessages")
         .schema(_COLUMNS)
-        .options(**{"topic": topics, "client": CLIENT, **(options or {})})
+        .options(**{"topic": topics, "client": IDENT, **(options or {})})
         .load()
     )
     with temporary_settings(spark, STATE_SETTINGS):

@@ -161,7 +161,7 @@ def test_a_job_shows_its_lag_and_ends_by_signal(field: TrafficField, query: Quer
     running = query(write, trigger={"processingTime": "0 seconds"})
     thread = Thread(target=act)
     thread.start()
-    with closing(Lag(running, traffic.CLIENT, ["*"])) as lag:
+    with closing(Lag(running, traffic.IDENT, ["*"])) as lag:
         JobRunner(running, told.append, lag, lambda _: None).run()
         thread.join()
     assert len(batches) == 2
