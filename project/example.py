@@ -28,7 +28,7 @@ BOARD_RULE: dict[str, Any] = next(
 
 
 def create_example_data(password_file: Path) -> str | None:
-    """Create missing data. Return the administrator's password; None if it cannot be used."""
+    """Create missing data. Return the administrator's password; None if unusable."""
     password = read_or_generate(password_file, lambda: secrets.token_urlsafe(12))
     user = User.objects.filter(username=ADMINISTRATOR).first()
     if user is None:
@@ -40,7 +40,7 @@ def create_example_data(password_file: Path) -> str | None:
 
 
 def _create_rules() -> None:
-    """Create the missing rules of the monitor, the pipeline, the site and its programs."""
+    """Create the missing rules of the monitor, the pipeline, the site, the shop and the desk."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
