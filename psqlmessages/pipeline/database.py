@@ -301,4 +301,4 @@ class RenewalThread:
             except (MessagesError, psycopg.Error) as error:
                 if self._stopped.is_set():
                     return
-                logger.warning("could not renew subscriptions or leases: %s", error)
+                logger.warning("stream heartbeat failed: %s", error)
