@@ -50,7 +50,7 @@ def _create_rules() -> None:
         ("chat/*", "Topic", CHAT_TOPIC, "RW"),
         (get_settings().NODE, "Queue", "*", "A"),
         (orders.SHOP, "Queue", orders.ORDERS, "W"),
-        *((orders.DESK, "Queue", queue, "R") for queue in orders.ORDERS_PER_POP),
+        *((orders.DESK, "Queue", queue, "R") for queue in orders.ORDERS_PER_POP_BY_QUEUE),
     ):
         Auth.objects.get_or_create(
             role=role, ident=ident, type=kind, dest=dest, defaults={"mode": mode, "timeout": 60}

@@ -387,9 +387,9 @@ def reserve(
     """Handle one element: ``with reserve("jobs") as job``; ``job`` is None if none is available.
 
     The block runs in a transaction, which also removes the element, so the block's writes take
-    effect exactly once. If the lease has expired, LeaseExpired rolls the writes back. After an
-    exception the element is given back: see :meth:`ReservedElement.rollback`. Use ``reserve``
-    outside of ``atomic``.
+    effect exactly once. If another consumer has taken the element after the lease expired,
+    LeaseExpired rolls the writes back. After an exception the element is given back: see
+    :meth:`ReservedElement.rollback`. Use ``reserve`` outside of ``atomic``.
     """
     if delay is not None:
         as_timedelta(delay, "delay")  # raise an error now, not in place of the block's exception

@@ -30,7 +30,7 @@ class WebIdentityForm(VerbatimForm):
 
 @admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
-    """The idents that users and groups may use. If an entry is deleted, its nodes soon end."""
+    """The idents that users and groups may use. Deleting one closes its WebSockets."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")

@@ -26,8 +26,9 @@ _MAX_BATCH_CHARACTERS: Final = 4 * 1024 * 1024
 class QueuedCall:
     """A call that a task or thread waits for; without a connection, it fails at ``deadline``.
 
-    ``caller`` is that task or thread; calls of one caller run in the order of queueing. With
-    ``on_success``, a success calls this function and leaves the future pending.
+    ``caller`` is that task or thread; calls of one caller run in the order of queueing.
+    ``on_success`` is called if the call succeeds. Then the future stays pending, so that the caller
+    can also wait for an answer that arrives later.
     """
 
     call: Call[Any]

@@ -1,7 +1,7 @@
 """Calls of the SQL functions as values: statement, parameters, how to read the answer. No I/O.
 
-The functions create calls, but do not run them. A docstring that does not begin with "Create" is
-that of a method of Node, which runs the call.
+A function that returns a Call only creates it. Node and AsyncNode have methods with the docstrings
+of these functions, so some docstrings describe what the call does when it runs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Call(Generic[T]):
     @property
     def must_follow_events(self) -> bool:
         """Whether earlier events must be processed before the answer of this call is recorded."""
-        # Not for init, because its answer contains the channel of these events.
+        # Not for init: only its answer says on which channel the session receives events.
         return self.registration_change is not None and self.registration_change[0] != "init"
 
 
@@ -317,7 +317,7 @@ def topic_unlisten(topic: str) -> Call[bool]:
 
 
 def topic_observe(topic: str) -> Call[bool]:
-    """Observe a topic or pattern, not counted as a listener; return False if already done."""
+    """Observe a topic or pattern without being a listener; return False if already observing."""
     return _topic_call("topic_observe", topic)
 
 

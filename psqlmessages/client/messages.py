@@ -111,8 +111,8 @@ class PendingCall:
     """A call that waits for answers: notifications, or the error that ends the wait.
 
     ``on_answer`` wakes the caller. ``is_sent``: the server has accepted the call. ``seconds`` is
-    the timeout. An AsyncNode ends the call at ``deadline``. If the call is not sent by then, the
-    deadline is first extended by ``extra_seconds``.
+    the timeout. An AsyncNode ends the call at ``deadline``. If the server has not accepted the call
+    by then, the AsyncNode adds ``extra_seconds`` to the deadline, once.
     """
 
     token: str
@@ -148,7 +148,7 @@ class PendingCall:
             self.add(error)
 
     def on_connected(self) -> None:
-        """Record a new connection, on which the call will be sent if it is not sent yet."""
+        """Forget an error of the old connection if the call is sent only on the new one."""
         if not self.is_sent:
             self._error = None
 
@@ -161,8 +161,8 @@ class PendingCall:
 
 # Header cache: headers of one sender and topic differ in size and id only, so parse one of them.
 
-# Groups: size, the text between size and id, id. A text is cached only after the header was parsed,
-# so that a string in it cannot imitate a size or an id.
+# Groups: size, the text between size and id, id. The text is cached only after the JSON parser has
+# confirmed size and id: a string in the header may contain the same characters.
 _TOPIC_HEADER: Final = re.compile(
     r'\{"Type":"Topic","Size":([0-9]{1,18}),(.{0,4000}),"Id":([0-9]{1,18})\}\n'
 )

@@ -31,7 +31,7 @@ class Node(NodeBase):
     """A named sender and receiver of messages; ``with`` registers and deregisters it.
 
     If the connection is lost, the node reconnects and then yields the local event "reconnected".
-    Threads may share a node: calls that wait while another one runs share a round trip.
+    Threads may share a node. While a call runs, other calls wait, and then share a round trip.
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
@@ -265,7 +265,7 @@ class Node(NodeBase):
 
     def _wait_for_answer(self, pending: PendingCall, deadline: float) -> bool:
         """Wait for an answer until the deadline; return whether there is one."""
-        self._session.wait(lambda: pending.answers, deadline, limits_heartbeat=True)
+        self._session.wait(lambda: pending.answers, deadline, also_limits_probes=True)
         if not pending.answers and self._state.is_stopped:
             raise self._state.stopped_error("while it waited for an answer")
         return bool(pending.answers)

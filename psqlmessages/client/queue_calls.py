@@ -89,7 +89,8 @@ class Element:
     """One element of a queue; ``lease`` is needed to commit it or give it back ("" after ``pop``).
 
     ``mature``: when it became available; ``tries``: number of failed attempts; ``hops``: number of
-    exchanges that it has passed; ``is_settled``: it was committed or given back.
+    exchanges that it has passed; ``is_settled``: the server has answered its commit, rollback or
+    release.
     """
 
     id: int
@@ -429,7 +430,7 @@ def sizes(ident: str, queue: str) -> Call[QueueSizes]:
 def queue_listen(
     ident: str, queue: str, on_answer: Callable[[ListenResult], None]
 ) -> TransactionCall[ListenResult]:
-    """Create a call that makes pushes to a queue notify this connection for some time.
+    """Create a call after which this connection is notified of pushes to a queue, for some time.
 
     ``on_answer`` receives the answer before the notifications that came with it are processed. The
     call raises LockNotAvailable if a transaction has locked the queue, for instance to create it.

@@ -170,7 +170,8 @@ class LeasedBatch:
 
     def _log_lost_leases(self, number: int) -> None:
         self._state.counters.lost_leases += number
-        self._warn("%s: a lease of queue %s had expired; the element is delivered again")
+        text = "%s: leases of queue %s had expired (%d); their elements may be delivered again"
+        self._warn(text, number)
 
     def _warn(self, text: str, *values: object) -> None:
         self._state.log.warning(text, self._ident, self._queue, *values)
@@ -254,6 +255,7 @@ class QueuePoller:
             if may_listen and self._wait_list.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._wait_list.is_listening(monotonic())
+            # A notification during the call increases this number, and so causes another attempt.
             reason_count = self._wait_list.reason_count
             elements: list[Element] = yield self._call
         except ConnectionLost:

@@ -45,7 +45,7 @@ _POLLING_PERIOD_SECONDS: Final = 60.0
 
 
 class QueueListener:
-    """Listens to queues of one database, and calls the callbacks that wait for their elements.
+    """Listens to queues of one database; calls callbacks when a queue may have new elements.
 
     The connection is open while there are callbacks, and a minute longer. With ``may_poll``, a
     pooler that shares connections is no error, and ``listen`` returns when to poll.

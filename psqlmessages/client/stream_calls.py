@@ -38,10 +38,10 @@ class Published(NamedTuple):
 class SubscriptionState(NamedTuple):
     """Current state of a subscription.
 
-    ``is_recovered`` is False after the subscription has expired, missed messages and restarted at
-    ``since``. The next ``connect_stream`` of the node sets it to True, although the messages stay
-    lost. ``backlog`` is the number of unread messages. The subscription expires at ``expires``
-    unless it is read before.
+    ``is_recovered`` is False if the subscription has expired and missed messages. After it has
+    restarted, the node's next ``connect_stream`` sets ``is_recovered`` to True; the missed messages
+    stay lost. ``since``: when the subscription started or restarted. ``backlog``: the number of
+    unread messages. The subscription expires at ``expires`` unless it is read before.
     """
 
     is_recovered: bool

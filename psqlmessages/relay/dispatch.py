@@ -17,7 +17,7 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
-from psqlmessages.client.registration import JOIN_CALLS, UNDOES
+from psqlmessages.client.registration import JOIN_BY_LEAVE, JOIN_CALLS
 from psqlmessages.relay.frames import HubMessage, Receiver
 from psqlmessages.relay.hub_answers import (
     UNANSWERED,
@@ -138,8 +138,8 @@ class NodeRegistry:
             entry.joined[function, topic] = received_count
             self._members.setdefault((function, topic), {})[ident] = entry
             self._refresh_cache(function, topic)
-        elif function in UNDOES:
-            self._leave(entry, UNDOES[function], topic)
+        elif function in JOIN_BY_LEAVE:
+            self._leave(entry, JOIN_BY_LEAVE[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages; some may occur more than once."""
@@ -440,13 +440,14 @@ class Dispatcher:
         entry = self._current_entry(header.get("Ident", ""))
         event, topic = header["Evt"], header.get("Topic", "")
         return entry is not None and (
-            event == "disconnect" or (event in UNDOES and (UNDOES[event], topic) in entry.joined)
+            event == "disconnect"
+            or (event in JOIN_BY_LEAVE and (JOIN_BY_LEAVE[event], topic) in entry.joined)
         )
 
     def _may_be_outdated(self, header: Header) -> bool:
         """Return whether an event may be older than the node's present membership in the topic."""
         entry = self._current_entry(header.get("Ident", ""))
-        join = (UNDOES.get(header["Evt"], ""), header.get("Topic", ""))
+        join = (JOIN_BY_LEAVE.get(header["Evt"], ""), header.get("Topic", ""))
         return entry is not None and entry.joined.get(join, 0) >= self._taken_count
 
     async def _has_ended(self, header: Header) -> bool:
@@ -474,7 +475,7 @@ class Dispatcher:
             self._on_disconnected(ident)
             return
         self._registry.on_call_succeeded(ident, event, topic)
-        self._gateway.forget(ident, UNDOES[event], topic)
+        self._gateway.forget(ident, JOIN_BY_LEAVE[event], topic)
 
 
 def _subject(header: Header) -> tuple[str, str]:
