@@ -100,15 +100,13 @@ class Node(NodeBase):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        try:
+        with calls.unanswered_if_not_sent(message):
             self._session.run(calls.return_(message.sender, message.token or "", body))
-        except calls.NOTHING_SENT:
-            message.is_answered = False
-            raise
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
-        self._session.run(calls.return_error(message.sender, message.token or "", reason))
+        with calls.unanswered_if_not_sent(message):
+            self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     # Streams
 
