@@ -15,7 +15,7 @@ from django.utils.module_loading import import_string
 
 KIB = 1024
 MIB = 1024 * KIB
-# `call` registers NODE, a dot and a unique suffix: together at most 100 characters.
+# `psqlmessages.django.call` appends a dot and a suffix. Node names have at most 100 characters.
 MAX_NODE_CHARACTERS = 70
 # Empty, or a Bearer token (RFC 6750) that is too long to be guessed.
 _TOKEN = re.compile(r"([A-Za-z0-9._~+/=-]{16,})?")

@@ -334,7 +334,7 @@ ratio: our rate, divided by the rate of bare pg_notify on the same connections. 
 over 7 KB, this is an INSERT into an unlogged table, pg_notify of the key, and a SELECT.
 topic_send, topic_send_many: up to 7 KB, the receiver only counts notifications.
 received: from the first topic_send_many until a Node has yielded the last body. With bare
-pg_notify, the receiver only counts notifications of bodies up to 7 KB.
+pg_notify, the receiver counts notifications; over 7 KB, it also fetches each body.
 Medians of {rounds} alternating rounds. Bodies in one call: {batches}."""
 
 

@@ -75,7 +75,7 @@ def prepare_login(admin: Connection, dsn: str, role: str) -> str:
 
 @contextmanager
 def rule_cleanup(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo at the end, and now, because a killed run may have left some."""
+    """Remove the rules of the demo before and after the block; a killed run may have left some."""
     _remove_rules(dsn)
     try:
         yield
@@ -119,7 +119,7 @@ ANY: Final = AnyValue()
 
 
 class OnlyName(list[str]):
-    """Equals a list with only this name, and any patterns, which rules outside the demo add."""
+    """Equals a list with this name only; ignores patterns, which rules outside the demo add."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and list(self) == [

@@ -72,7 +72,7 @@ class CheckContext:
 
 
 def why_denied(fix: str) -> str:
-    """Return why a missing rule is a problem; also name the words of the fix to replace."""
+    """Return why a missing rule is a problem, and which words in the fix are placeholders."""
     names = [name for name in ("CALLER", "NODE", "TOPIC") if re.search(rf"\b{name}\b", fix)]
     why = "everything is denied unless a rule allows it"
     if not names:
@@ -196,13 +196,16 @@ def holder_finding(
     """Return the finding for a backend that holds the notification queue back."""
     perhaps = "" if has_node else "perhaps "
     problem = "not read its notifications" if wait_event == "ClientWrite" else f"been {state}"
+    fix = f"SELECT pg_terminate_backend({pid})"
+    if state.startswith("idle in transaction"):
+        timeout = f"ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'"
+        fix = f"{fix}; -- to prevent it: {timeout}"
     return wrong(
         f"{usage:.4%} full; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
         f" which has {problem} for {seconds:.0f} s",
         "until this program reads its notifications, the server stores all notifications;"
         " once the queue is full, every NOTIFY and every send fails",
-        f"SELECT pg_terminate_backend({pid}); -- to prevent it:"
-        f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
+        fix,
     )
 
 
@@ -233,7 +236,9 @@ def open_transactions(context: CheckContext) -> Iterator[Finding]:
     for row in rows:
         yield transaction_finding(*row)
     if not rows:
-        yield ok(f"none older than {MIN_OPEN_SECONDS:.0f} s, none of unknown age that block others")
+        yield ok(
+            f"none is older than {MIN_OPEN_SECONDS:.0f} s, and none of unknown age blocks sessions"
+        )
 
 
 def transaction_finding(

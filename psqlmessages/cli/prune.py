@@ -26,8 +26,8 @@ def run(arguments: Namespace) -> int:
 def prune(dsn: str) -> dict[str, int]:
     """Run housekeeping, and empty the tables whose rows are all expired or unneeded.
 
-    Also removes queues on which nodes only waited. Returns the numbers of emptied tables, ended
-    sessions and removed queues.
+    Also removes queues that nodes have waited for, but that have never had an element. Returns the
+    numbers of emptied tables, ended sessions and removed queues.
     """
     with connect_as(dsn, "prune", owner_task="prune") as connection:
         # Pruning fails at a stricter isolation level, which may be the default of the role.

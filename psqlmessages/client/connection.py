@@ -336,7 +336,7 @@ class PreparedCallsMixin:
 
 
 class Connection(PreparedCallsMixin, psycopg.Connection[tuple[Any, ...]]):
-    """A connection for messages only, used by one :class:`Node`."""
+    """A connection that prepares its statements and limits the time for each answer."""
 
     def execute_prepared(self, sql: str, params: tuple[Any, ...]) -> Any:
         """Run a prepared statement that returns one row of JSON or text; raise psycopg's errors."""
@@ -352,7 +352,7 @@ class Connection(PreparedCallsMixin, psycopg.Connection[tuple[Any, ...]]):
 
 
 class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
-    """A connection for messages only, used by one :class:`AsyncNode`."""
+    """The same as :class:`Connection`, for asyncio."""
 
     async def execute_prepared(self, sql: str, params: tuple[Any, ...]) -> Any:
         """See :meth:`Connection.execute_prepared`."""

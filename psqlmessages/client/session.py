@@ -239,7 +239,8 @@ class NodeSession:
             raise
         finally:
             # Reset here, not in `_end_calls`: if a signal handler raised an exception at the start
-            # of that function, `close` would expect this call to disconnect.
+            # of that function, the attribute would remain set. Then `close` would return without
+            # disconnecting, as it does during a call.
             self._calling_thread_id = None
             self._end_calls()
         return answer
@@ -282,8 +283,8 @@ class NodeSession:
     ) -> None:
         """Wait until ``is_ready()`` is true, the deadline has passed, or the node is stopped.
 
-        With ``also_limits_probes``, housekeeping and probes that run during the wait end at the
-        deadline, but have at least ``probe_timeout``.
+        With ``also_limits_probes``, housekeeping and probes that run during the wait also end at the
+        deadline, or after ``probe_timeout`` if that is later.
         """
         own_id = threading.get_ident()
         while not (is_ready() or self._state.is_stopped):

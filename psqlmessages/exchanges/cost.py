@@ -210,8 +210,8 @@ class _CostEstimator:
             raise SelectorError(f"the function {tree.value} is not supported")
         return _FUNCTIONS[tree.value](self, tree, sizes)
 
-    # Costs of CEL's functions. Each method adds the time of one call, and returns the maximum size
-    # of the result. ``sizes`` are the maximum sizes of the operands.
+    # Costs of CEL's functions. Each method adds the time that one call takes in addition to _CALL,
+    # and returns the maximum size of the result. ``sizes`` are the maximum sizes of the operands.
 
     def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         """Read the operands once; the result is small."""
@@ -219,7 +219,7 @@ class _CostEstimator:
         return VALUE_SIZE
 
     def calculate(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        """Logic and arithmetic: they take no time besides that of the call."""
+        """Logic and arithmetic: they take no time in addition to _CALL."""
         return VALUE_SIZE
 
     def branch(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:

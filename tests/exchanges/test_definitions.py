@@ -93,7 +93,7 @@ def test_all_errors_are_reported_together_each_with_its_place():
         "exchanges.x1.src.queue: It is empty.",
         "exchanges.x1.dst[1].queue: 'eu*' ends in *: this is a pattern, not a name.",
         "exchanges['x2*']: 'x2*' ends in *: this is a pattern, not a name.",
-        "exchanges['x2*'].dst: It has 0 destinations; an exchange can have 1 to 1,000.",
+        "exchanges['x2*'].dst: An exchange must have 1 to 1,000 destinations.",
     ]
     many = told_of(dst=[{"queue": ""}] * 50)
     assert (len(many), many[-1]) == (21, "And 30 more.")
@@ -133,7 +133,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"src": {"queue": "a", "selector": ""}}, f"src.selector: {NO_FIELD} ns, queue."),
     ({"dst": {"queue": "a"}}, "dst: {'queue': 'a'} is not a list."),
     ({"dst": [EU] * (MAX_DESTINATIONS + 1)},
-     "dst: It has 1,001 destinations; an exchange can have 1 to 1,000."),
+     "dst: An exchange must have 1 to 1,000 destinations."),
     ({"dst": ["eu"]}, "dst[0]: 'eu' is not a map of ns, queue, selector."),
     ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
      f"dst[0].selector: {{'delay': 30}} {NO_TEXT}"),

@@ -172,7 +172,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
         world.superuser().execute(found.fix)
     assert found.state is FindingState.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
-    assert "is idle in transaction" in found.found
+    assert "has been idle in transaction" in found.found
     assert found.fix.startswith(f"SELECT pg_terminate_backend({pid}); -- ")
     assert blind.fix.startswith("GRANT pg_read_all_stats TO psqlmessages")
     seconds = max(seconds_until(partial(with_a_row, call)) for call in CALLS)

@@ -55,7 +55,7 @@ REFUSED = {
     ("destinations-0-selector", "msg.headers["): "line 1",
     ("destinations-0-selector", "[1].map(x, x)"): "map",
     ("destinations-0-selector", "@nobody"): "nobody",
-    ("destinations-0-queue", ""): "It has 0 destinations",
+    ("destinations-0-queue", ""): "An exchange must have 1 to 1,000 destinations",
 }
 
 
@@ -90,7 +90,7 @@ def test_destinations_are_moved_changed_added_and_removed(admin: Admin, sorting:
     assert stored("position", "queue") == [(0, "slow"), (1, "audit"), (2, "new")]
     change = {f"destinations-{number}-DELETE": "on" for number in range(3)}
     page = admin.send(admin.open(path), "Save", **change)
-    assert any("It has 0 destinations" in error for error in page.errors)
+    assert any("An exchange must have 1 to 1,000 destinations" in error for error in page.errors)
     assert len(stored("queue")) == 3
     # A change by another user is not overwritten.
     page = admin.open(path)

@@ -219,7 +219,7 @@ class RoutedBatch:
                 if verdict.error is not None
             ]
         else:
-            # The cache returns no deliveries after a failed selector or too many hops. So the
+            # The cache stores no failed selectors, and returns None for too many hops. So the
             # deliveries alone determine the outcome.
             outcome = "ok" if deliveries else self.plan.exchange.outcome_without_route
             selector_seconds = 0.0

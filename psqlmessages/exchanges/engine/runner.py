@@ -60,7 +60,8 @@ class ExchangeLog:
             self._counters.entry(TO, destination).count += number
         if batch.lost:
             self._log.warning(
-                "exchange %s lost %d elements to another consumer: their leases had expired",
+                "exchange %s lost the leases of %d elements: they expired, or an earlier attempt"
+                " delivered the elements",
                 self._name, len(batch.lost),
             )  # fmt: skip
         for destination, reason in batch.selector_errors:
@@ -248,7 +249,7 @@ class ExchangeConsumer:
             self._batch_size = min(_FIRST_BATCH_SIZE, self._batch_size)
         # Number of elements to take one at a time, to find the element that caused a data error.
         self._single_count = 0
-        # Id of the element to fail without routing, because it caused a data error; 0: none.
+        # Id of an element that caused a data error: give it back without routing it. 0: none.
         self._poison_id = 0
         self._requested_size = 0
         self._prefetched: PrefetchedBatch | None = None
@@ -338,8 +339,8 @@ class ExchangeConsumer:
     async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
 
-        If this takes no element, the next step takes again before the consumer waits. Otherwise the
-        consumer might miss a notification that arrives before the next step.
+        If this takes no element, do not wait for a notification yet, because one may have arrived
+        since. The next step takes again, and waits if the queue is still empty.
         """
         started_at = monotonic()
         take = self._take_queries(self._batch_size)

@@ -36,8 +36,9 @@ class Query:
 
 
 # Override the isolation level of the role. At a stricter level, consumers of one queue would cause
-# serialization errors for each other, and copies of popped elements would be lost. A pooler shares
-# backends with other clients, so do not change the level there.
+# serialization errors for each other, and copies of popped elements would be lost. Behind a pooler,
+# the parameter differs from the backend's pid. Do not change the level there, because other clients
+# may use the same backend.
 _READ_COMMITTED: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s
         THEN set_config('default_transaction_isolation', 'read committed', false) END

@@ -129,7 +129,7 @@ class DefinedExchange:
         return {self.source, *(destination.queue for destination in self.destinations)}
 
     def errors(self) -> Iterator[ExchangeError]:
-        """Yield the errors of this definition. Their paths begin in its document."""
+        """Yield the errors of this definition. Their paths are relative to its document."""
         if sentence := name_error(self.name, EXCHANGE_CHARACTERS):
             yield ExchangeError(("name",), sentence)
         yield from _range_errors("parallel", self.parallel, MAX_PARALLEL)
@@ -144,11 +144,8 @@ class DefinedExchange:
                 ("no_route",), f"It is {self.no_route!r:.100}, but must be {known}."
             )
         if not 1 <= len(self.destinations) <= MAX_DESTINATIONS:
-            yield ExchangeError(
-                ("dst",),
-                f"It has {len(self.destinations):,} destinations; an exchange can have 1 to"
-                f" {MAX_DESTINATIONS:,}.",
-            )
+            sentence = f"An exchange must have 1 to {MAX_DESTINATIONS:,} destinations."
+            yield ExchangeError(("dst",), sentence)
         for position, destination in enumerate(self.destinations[:MAX_DESTINATIONS]):
             yield from (error.under("dst", position) for error in destination.errors())
 
@@ -240,7 +237,7 @@ def parse_document(document: Any) -> tuple[DefinedExchange, ...]:
 def parse_exchange(name: str, document: Any) -> DefinedExchange:
     """Read the JSON document of one exchange: ``{"consumer": ..., "src": ..., "dst": [...]}``.
 
-    Raise as `parse_document` does. The paths of errors begin in this document.
+    Raise as `parse_document` does. The paths of errors are relative to this document.
     """
     reader = _DocumentReader()
     exchange = reader.exchange(name, document, ())
@@ -337,7 +334,7 @@ class _DocumentReader:
         )
 
     def _add_value_errors(self, exchange: DefinedExchange, path: Path) -> None:
-        """Add the errors of the values, except of defaults for invalid or missing values."""
+        """Add the errors of values; skip fields with an earlier error, which have defaults."""
         known_paths = {error.path for error in self._errors}
         for error in exchange.errors():
             full_path = (*path, *error.path)

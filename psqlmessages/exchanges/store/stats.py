@@ -126,7 +126,7 @@ class CounterStore:
             counts.filter(pk__in=[row.pk for row in rows]).delete()
 
 
-# Aggregation: the rows of ExchangeCount, summed over all workers. Pure.
+# Aggregation: the rows of ExchangeCount, summed over all workers.
 
 Outcome = ExchangeCount.Outcome
 
