@@ -283,8 +283,8 @@ class NodeSession:
     ) -> None:
         """Wait until ``is_ready()`` is true, the deadline has passed, or the node is stopped.
 
-        With ``also_limits_probes``, housekeeping and probes that run during the wait also end at the
-        deadline, or after ``probe_timeout`` if that is later.
+        With ``also_limits_probes``, housekeeping and probes that run during the wait also end at
+        the deadline, or after ``probe_timeout`` if that is later.
         """
         own_id = threading.get_ident()
         while not (is_ready() or self._state.is_stopped):
