@@ -26,7 +26,7 @@ from tests.exchanges.conftest import namespace
 from tests.reliability.counts import report, size
 from tests.reliability.deployment import EXCHANGE, run_deployment, write_exchange
 from tests.reliability.faults import count_logged
-from tests.reliability.workload import LIVE, LOSSLESS, Workload
+from tests.reliability.workload import BY_CLIENTS, LIVE, LOSSLESS, Workload
 from tests.sql.conftest import World
 from tests.sql.public import FUNCTIONS
 
@@ -135,15 +135,14 @@ def test_calls_wait_while_functions_are_replaced(own_world: World, database: Bas
 def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     own_world: World, database: BaseDatabaseWrapper, tmp_path_factory
 ):
-    names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
     before, rounds, removals = count_logged(own_world.server), size(2, 20), size(1, 5)
     with run_deployment(own_world.server, tmp_path_factory.mktemp("site")) as made:
         made.use_everything("before")
-        with Workload(own_world, *names, tolerates=(MessagesError,)) as work:
+        with Workload(own_world, *BY_CLIENTS, tolerates=(MessagesError,)) as work:
             replace(database, work, rounds)
             refused, longest = work.refused.total(), work.longest_seconds
             # Large bodies are stored in tables that are removed with the functions.
-            work.sends_large_bodies = False
+            work.large_bodies_percent = 0
             work.wait_for_writes(100)
             for _ in range(removals):
                 migrate("0002_queues")
