@@ -28,7 +28,7 @@ BOARD_RULE: dict[str, Any] = next(
 
 
 def create_example_data(password_file: Path) -> str | None:
-    """Create missing data. Return the administrator's password; None if it cannot be used."""
+    """Create missing data. Return the administrator's password; None if unusable."""
     password = read_or_generate(password_file, lambda: secrets.token_urlsafe(12))
     user = User.objects.filter(username=ADMINISTRATOR).first()
     if user is None:
@@ -40,7 +40,7 @@ def create_example_data(password_file: Path) -> str | None:
 
 
 def _create_rules() -> None:
-    """Create the missing rules of the monitor, the pipeline, the site and its programs."""
+    """Create the missing rules of the monitor, the pipeline, the site, the shop and the desk."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
@@ -50,7 +50,7 @@ def _create_rules() -> None:
         ("chat/*", "Topic", CHAT_TOPIC, "RW"),
         (get_settings().NODE, "Queue", "*", "A"),
         (orders.SHOP, "Queue", orders.ORDERS, "W"),
-        *((orders.DESK, "Queue", queue, "R") for queue in orders.ORDERS_PER_POP),
+        *((orders.DESK, "Queue", queue, "R") for queue in orders.ORDERS_PER_POP_BY_QUEUE),
     ):
         Auth.objects.get_or_create(
             role=role, ident=ident, type=kind, dest=dest, defaults={"mode": mode, "timeout": 60}

@@ -16,7 +16,7 @@ import psycopg
 SHOP, DESK = "demo.shop", "demo.desk"
 ORDERS: Final = "demo.orders"
 # The queues of the desk, and the number of pushed orders between two pops of each queue.
-ORDERS_PER_POP: Final = {"demo.eu": 7, "demo.audit": 25}
+ORDERS_PER_POP_BY_QUEUE: Final = {"demo.eu": 7, "demo.audit": 25}
 ARTICLES: Final = ("apple", "pear", "plum", "quince")
 COUNTRIES: Final = ("it", "de", "fr", "us", "jp")
 # The mean pause between two orders.
@@ -49,7 +49,7 @@ def _push_and_pop(connection: psycopg.Connection, pause: Event) -> NoReturn:
         order = {"number": number, "article": article, "amount": amount}
         headers = {"country": chance.choice(COUNTRIES)}
         connection.execute(PUSH, (SHOP, ORDERS, json.dumps(order), json.dumps(headers)))
-        for queue, interval in ORDERS_PER_POP.items():
+        for queue, interval in ORDERS_PER_POP_BY_QUEUE.items():
             if number % interval == 0:
                 connection.execute(POP, (DESK, queue))
         pause.wait(PAUSE_SECONDS * chance.uniform(0.5, 1.5))

@@ -1,6 +1,6 @@
 """`make pipeline`: Spark counts the live traffic of `make run` until Ctrl-C.
 
-The traffic job gets further arguments: make pipeline ARGS="--once"
+ARGS has further arguments of the job `traffic`: make pipeline ARGS="--once"
 """
 
 import signal

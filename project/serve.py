@@ -103,7 +103,7 @@ def prepare_database() -> str | None:
 
 
 def _listening_socket() -> socket.socket:
-    """Listen on PORT; if it is not set, on the default port, or else on any free port."""
+    """Listen on PORT. If PORT is not set, listen on the default port, or else on any free port."""
     if port := os.environ.get("PORT", ""):
         if not port.isdecimal() or not 0 < int(port) < 2**16:
             raise ServeError(f"Cannot serve on PORT={port}: use a number from 1 to 65535")
@@ -119,7 +119,7 @@ def _listening_socket() -> socket.socket:
 
 
 class ChildProcesses:
-    """Child processes. The end of the context stops them; Ctrl-C does not reach them directly."""
+    """Child processes: the end of the context stops them. The terminal's Ctrl-C does not."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[str]] = []
@@ -140,7 +140,7 @@ class ChildProcesses:
         return child
 
     def __exit__(self, *_: object) -> None:
-        # A second Ctrl-C would end this process before it stopped all children.
+        # A second Ctrl-C would end this process before all children have stopped.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         deadline = monotonic() + STOP_SECONDS
         for child in self._running:
@@ -188,7 +188,7 @@ def _start_exchanges(children: ChildProcesses) -> dict[str, subprocess.Popen[str
     """Start the exchange worker and the shop; return the processes by their descriptions."""
     from psqlmessages.orm import database_dsn
 
-    # Discard the output: rates, and a traceback if Ctrl-C interrupts an import.
+    # Discard the output: it has rates, and a traceback if Ctrl-C interrupts an import.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     worker = children.start("django", "psqlmessages", "exchange", "run", **quiet)
     shop = children.start(
@@ -198,7 +198,7 @@ def _start_exchanges(children: ChildProcesses) -> dict[str, subprocess.Popen[str
 
 
 def _wait_until_answering(server: subprocess.Popen[str], address: str) -> None:
-    """Wait until the server answers with any status; raise ServeError if it does not."""
+    """Wait until the server answers with any status; raise ServeError if there is no answer."""
     try:
         with urllib.request.urlopen(f"{address}healthz", timeout=START_SECONDS):  # noqa: S310
             pass

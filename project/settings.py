@@ -42,7 +42,7 @@ SECRET_KEY = os.environ.get("SECRET_KEY") or read_or_generate(
 DEBUG = _is_on("DEBUG", "1")
 ALLOWED_HOSTS = [host for host in os.environ.get("ALLOWED_HOSTS", "").split(",") if host]
 
-# daphne comes first, so that `manage.py runserver` is daphne's command: it serves WebSockets.
+# daphne comes first, so that `manage.py runserver` is daphne's command, which serves WebSockets.
 INSTALLED_APPS = [
     "daphne",
     "django.contrib.admin",
@@ -87,7 +87,7 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": dj_database_url.parse(_database_url(), conn_health_checks=True)}
-# Detect a connection that a firewall has dropped silently, within about 20 s. Options in the URL
+# Detect within about 20 s that a firewall has silently dropped a connection. Options in the URL
 # take precedence.
 DATABASES["default"]["OPTIONS"] = {
     "connect_timeout": 5,

@@ -1,6 +1,6 @@
 """psqlmessages: a secure message broker in PostgreSQL: topics, RPC, durable streams and queues.
 
-Each name is imported when it is first used: a program that uses only Node imports no asyncio.
+Each name is imported when it is first used. So a program that uses Node imports no AsyncNode.
 """
 
 from importlib import import_module

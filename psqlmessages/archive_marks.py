@@ -23,7 +23,10 @@ def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Remove the mark of a topic; return False if it was not marked; raises MessagesError."""
+    """Remove the mark of a topic; return False if it was not marked.
+
+    Runs in Django's transaction. Raises MessagesError if the call is refused.
+    """
     return orm.run(mark_calls.unmark(topic), using)
 
 

@@ -1,4 +1,4 @@
-"""The Django setting PSQLMESSAGES: its keys, defaults, and which values are refused."""
+"""The Django setting PSQLMESSAGES: its keys, their defaults, and the checks of values."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def find_errors(values: Any) -> Iterator[SettingError]:
 
 
 def _find_problem(key: str, value: Any, bounds: tuple[int, ...]) -> str:
-    """Describe why the value of a setting is invalid; "" if it is valid."""
+    """Describe why the value of a setting is invalid; return "" if the value is valid."""
     if not bounds:
         return _PROBLEM_FINDERS[key](value)
     minimum, maximum = bounds

@@ -74,9 +74,9 @@ on_rpc = registry.on_rpc
 
 _log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 
-# Functions that psqlmessages.testing adds. They are called for each message with the database
-# alias, ident, topic, body and has_receivers.
-observers: list[Callable[[str, str, str, Any, bool], None]] = []
+# Functions that psqlmessages.testing adds. Each sent or published message calls them with the
+# database alias, ident, topic, body and has_receivers.
+sent_callbacks: list[Callable[[str, str, str, Any, bool], None]] = []
 
 # LIMIT ends sending at the first error.
 _SEND_MANY = """
@@ -114,9 +114,9 @@ def send(
 
     ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. If there
     are no listeners, log a warning and return False; if ``require_listener``, raise NoListeners. If
-    the call is refused, raise another MessagesError. You can catch it and continue: it does not
-    break the transaction. With a ``token``, listeners can answer; the connected node of this ident
-    receives the answers.
+    the call is refused, raise another MessagesError. You can catch both errors and continue: they
+    do not break the transaction. With a ``token``, listeners can answer; the connected node of this
+    ident receives the answers.
     """
     ident = own_ident(ident)
     call = calls.topic_send_as(ident, topic, body, token or "")
@@ -128,7 +128,7 @@ def send(
             raise
         _log_lost_message(topic, using)
         has_listeners = False
-    _notify_observers(using, ident, topic, [body], has_receivers=has_listeners)
+    _call_sent_callbacks(using, ident, topic, [body], has_receivers=has_listeners)
     return has_listeners
 
 
@@ -168,7 +168,7 @@ def send_many(
         # If there is no outer transaction, the error may come from the commit.
         raise_messages_error(error)
         raise
-    _notify_observers(using, ident, topic, bodies, has_receivers=has_listeners)
+    _call_sent_callbacks(using, ident, topic, bodies, has_receivers=has_listeners)
     return len(bodies) if has_listeners else 0
 
 
@@ -361,7 +361,7 @@ def reserve_many(
     ident: str | None = None,
     using: str | None = None,
 ) -> list[ReservedElement]:
-    """Lease up to ``count`` elements; they return after ``duration`` unless committed.
+    """Lease up to ``count`` elements. If not committed, they return after ``duration``.
 
     Does not wait for elements. Call this function outside of ``atomic``, and ``commit`` of each
     element within the ``atomic`` block of your writes.
@@ -387,9 +387,9 @@ def reserve(
     """Handle one element: ``with reserve("jobs") as job``; ``job`` is None if none is available.
 
     The block runs in a transaction, which also removes the element, so the block's writes take
-    effect exactly once. If the lease has expired, LeaseExpired rolls the writes back. After an
-    exception the element is given back: see :meth:`ReservedElement.rollback`. Use ``reserve``
-    outside of ``atomic``.
+    effect exactly once. If another consumer has taken the element after the lease expired,
+    LeaseExpired rolls the writes back. After an exception the element is given back: see
+    :meth:`ReservedElement.rollback`. Use ``reserve`` outside of ``atomic``.
     """
     if delay is not None:
         as_timedelta(delay, "delay")  # raise an error now, not in place of the block's exception
@@ -415,7 +415,7 @@ async def areserve(
     ident: str | None = None,
     using: str | None = None,
 ) -> AsyncIterator[ReservedElement | None]:
-    """Handle one element in asynchronous code; see :func:`reserve`. There is no transaction."""
+    """Handle one element in asynchronous code; see :func:`reserve`. Opens no transaction."""
     if delay is not None:
         as_timedelta(delay, "delay")
     jobs = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
@@ -489,7 +489,7 @@ def _publish(
 ) -> Published:
     published = run(call, using)
     has_receivers = bool(published.listeners or published.subscribers)
-    _notify_observers(using, ident, topic, bodies, has_receivers=has_receivers)
+    _call_sent_callbacks(using, ident, topic, bodies, has_receivers=has_receivers)
     return published
 
 
@@ -498,9 +498,9 @@ def _log_lost_message(topic: str, using: str | None) -> None:
     _log.warning("topic %s of database %s has no listeners: the message is lost", topic, alias)
 
 
-def _notify_observers(
+def _call_sent_callbacks(
     using: str | None, ident: str, topic: str, bodies: list[Any], *, has_receivers: bool
 ) -> None:
-    for observer in observers:
+    for callback in sent_callbacks:
         for body in bodies:
-            observer(resolve_alias(using), ident, topic, body, has_receivers)
+            callback(resolve_alias(using), ident, topic, body, has_receivers)

@@ -80,7 +80,8 @@ class MessagesError(Exception):
     def _missing_rule(self, **values: str) -> Rule:
         """Return a rule for the caller, with these values in place of those of the call."""
         role, ident, type_, dest, mode = self.caller._replace(**values)
-        # A call with mode A moves elements if it names another queue, which needs W.
+        # If a call needs mode A and the error names another queue than the call, the call would
+        # move elements to that queue. This needs mode W for it.
         needs_write = type_ == "Rpc" or (mode == "A" and dest != self.caller.dest)
         return role, ident, type_, dest, "W" if needs_write else mode or "RW"
 
@@ -183,7 +184,7 @@ class IdentNotAuthorized(NotAuthorized, number=5):
     _pattern = "there are no permissions for ident (?P<ident>.*)"
 
     def missing_rules(self) -> list[Rule]:
-        """Return the rule for the node, or for the pattern that the caller uses."""
+        """Return the rule for the caller's node name or pattern, or for the name in the text."""
         is_named = self.caller.ident != Caller().ident
         return [self._missing_rule(**({} if is_named else self.values))]
 
@@ -230,7 +231,7 @@ class TopicNotExistent(NotExistent, number=9):
 
 
 class MessageNotExistent(NotExistent, number=13):
-    """The large body is unknown, removed, or not for this node; the error does not tell which."""
+    """The large body is unknown, removed, or not for this node. These cases give the same error."""
 
 
 class IdentNotExistent(NotExistent, number=16):

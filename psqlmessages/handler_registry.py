@@ -115,7 +115,9 @@ class HandlerRegistry:
         if function is None:
             return register
         if not callable(function):
-            raise TypeError(f"@on_rpc names the node with node=: @on_rpc(node={function!r})")
+            raise TypeError(
+                f"@on_rpc needs a function; to name the node: @on_rpc(node={function!r})"
+            )
         return register(function)
 
     def match(self, message: Message, node: str | None) -> list[Handler]:

@@ -42,7 +42,7 @@ TICK = timedelta(seconds=1)
 LISTEN_INTERVAL = timedelta(seconds=10)
 MIN_RETRY_DELAY = timedelta(seconds=1)
 MAX_RETRY_DELAY = timedelta(seconds=60)
-BACKLOG_LIMIT = 1000
+WAITING_LIMIT = 1000
 # A handler that takes longer than this is stuck.
 STUCK_AFTER = timedelta(seconds=60)
 # Each stuck handler occupies a thread and perhaps a connection. If more than this number are stuck,
@@ -55,10 +55,10 @@ class HandlerCounters:
     """Counters of a worker.
 
     ``handled``: calls that returned, and RPCs whose handler raised CallFailed; ``failures``: calls
-    that raised another error; ``given_up``: calls without a further retry, and messages without a
-    readable body; ``unhandled``: messages without a handler; ``unanswered``: answers that could not
-    be sent; ``dropped``: calls that waited when the worker stopped; ``stuck``: calls that took too
-    long.
+    that raised another error; ``given_up``: failed calls that are not retried, and messages whose
+    body could not be fetched; ``unhandled``: messages without a handler; ``unanswered``: answers
+    that could not be sent; ``dropped``: calls that waited when the worker stopped; ``stuck``: calls
+    that took too long.
     """
 
     handled: int = 0
@@ -85,7 +85,7 @@ class HandlerCall:
         return (self.handler, self.message.topic) if self.handler.ordered else None
 
 
-class Backlog:
+class WaitingCalls:
     """Calls that wait for a worker thread: at most ``limit`` due and ``limit`` delayed calls.
 
     While a call is taken and not finished, other calls with the same ``order_key`` wait.
@@ -179,7 +179,7 @@ class HandlerWorker:
         self._node = node
         self._registry = registry
         self._using = using
-        self._backlog = Backlog(BACKLOG_LIMIT)
+        self._waiting_calls = WaitingCalls(WAITING_LIMIT)
         self._threads = [self._create_thread(number) for number in range(1, concurrency + 1)]
         # The current call of each thread, and the monotonic time when the call began.
         self._busy: dict[threading.Thread, tuple[HandlerCall, float]] = {}
@@ -197,7 +197,8 @@ class HandlerWorker:
     def run(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Handle messages until ``stop``, then wait for running handlers; raise a fatal error.
 
-        Does not wait for stuck handlers. ``on_tick`` is called after each message and each second.
+        Does not wait for stuck handlers. ``on_tick`` is called after each message, and every second
+        while no message arrives.
         """
         for thread in self._threads:
             thread.start()
@@ -218,7 +219,7 @@ class HandlerWorker:
                     thread.join(TICK.total_seconds())
         finally:
             self._has_ended.set()
-        self.counters.dropped = len(self._backlog)
+        self.counters.dropped = len(self._waiting_calls)
         if self._error is not None:
             raise self._error
 
@@ -230,10 +231,10 @@ class HandlerWorker:
             self._tick(on_tick)
 
     def stop(self) -> None:
-        """Receive no more messages and start no more calls. Callable from threads and signals."""
+        """Receive no more messages and start no more calls; callable from signal handlers."""
         self.is_stopping = True
         self._node.stop()
-        self._backlog.close()
+        self._waiting_calls.close()
 
     # Listening
 
@@ -300,7 +301,7 @@ class HandlerWorker:
             self._count("unhandled")
             self._answer_error(message, f"{self._node.ident} has no RPC handler")
         for handler in handlers:
-            self._backlog.put(HandlerCall(handler, message))
+            self._waiting_calls.put(HandlerCall(handler, message))
 
     def _on_event(self, message: Message) -> None:
         if message.event == RECONNECTED:
@@ -316,12 +317,14 @@ class HandlerWorker:
             return
         elif message.event == "topic_unlisten":
             logger.warning(
-                "%s no longer listens to %s: no rule allows it now", self._node.ident, message.topic
+                "%s no longer listens to %s: no rule allows this now",
+                self._node.ident,
+                message.topic,
             )
             self._listening.discard(message.topic)
         elif message.event == "disconnect":
             self._stop_with(
-                MessagesError(f"{self._node.ident} was disconnected: no rule allows it now")
+                MessagesError(f"{self._node.ident} was disconnected: no rule allows this node now")
             )
 
     def _stop_with(self, error: BaseException) -> None:
@@ -336,7 +339,7 @@ class HandlerWorker:
     def _run_thread(self) -> None:
         thread = threading.current_thread()
         try:
-            while thread not in self._stuck and (call := self._backlog.take()) is not None:
+            while thread not in self._stuck and (call := self._waiting_calls.take()) is not None:
                 close_old_connections()
                 reset_queries()
                 self._busy[thread] = (call, monotonic())
@@ -344,7 +347,7 @@ class HandlerWorker:
                     self._handle(call)
                 finally:
                     self._busy.pop(thread)
-                    self._backlog.finish(call)
+                    self._waiting_calls.finish(call)
                 close_old_connections()
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._stop_with(error)
@@ -366,7 +369,7 @@ class HandlerWorker:
     def _replace_thread(self, thread: threading.Thread, call: HandlerCall, seconds: float) -> None:
         """Log the stack of a stuck thread; start a new thread, or stop if too many are stuck."""
         self._stuck.add(thread)
-        self._backlog.finish(call)
+        self._waiting_calls.finish(call)
         self._count("stuck")
         stuck = len(self._stuck)
         frame = sys._current_frames().get(thread.ident or 0)
@@ -408,7 +411,7 @@ class HandlerWorker:
         self._count("failures")
         if call.tries < call.handler.tries:
             at = monotonic() + call.backoff.record_failure(monotonic())
-            if self._backlog.put_delayed(call, at):
+            if self._waiting_calls.put_delayed(call, at):
                 self._log.warning(
                     "handler %s failed; retry in %.1f s",
                     name, at - monotonic(), exc_info=error,

@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 
 def resolve_alias(using: str | None) -> str:
-    """Return ``using``, a database alias, or PSQLMESSAGES["DATABASE"] if it is empty."""
+    """Return ``using``, a database alias; if that is empty, PSQLMESSAGES["DATABASE"]."""
     return using or get_settings().DATABASE
 
 
 def postgresql_connection(using: str | None = None) -> BaseDatabaseWrapper:
-    """Return Django's connection to a database; raise ImproperlyConfigured unless PostgreSQL."""
+    """Return Django's connection to a database; raise ImproperlyConfigured if not PostgreSQL."""
     connection = connections[resolve_alias(using)]
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(
@@ -56,8 +56,8 @@ def database_dsn(using: str | None = None) -> str:
 def direct_dsn(using: str | None = None) -> str:
     """Return the connection string for sessions that LISTEN, which a pooler must not share.
 
-    For PSQLMESSAGES["DATABASE"], return that of PSQLMESSAGES["DIRECT_DATABASE"], or else of the
-    alias "direct" if it exists. For each other alias, return its own.
+    For PSQLMESSAGES["DATABASE"], return the string of PSQLMESSAGES["DIRECT_DATABASE"], or else of
+    the alias "direct" if it exists. For any other alias, return the string of this alias.
     """
     if resolve_alias(using) == get_settings().DATABASE:
         using = direct_alias() or using

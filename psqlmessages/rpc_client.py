@@ -78,7 +78,7 @@ class RpcClient:
             try:
                 return await node.call(callee, body, timeout=timeout)
             except NotInitialized:
-                # A change of rules has ended the node, and the call did nothing.
+                # A change of rules has disconnected the node, so this call did nothing.
                 self._forget(node)
             node = await self._connect(connect_timeout.total_seconds())
             return await node.call(callee, body, timeout=timeout)
@@ -109,15 +109,16 @@ class RpcClient:
             raise CallTimeout(f"no session could be opened within {seconds:g} s") from None
 
     def _forget(self, node: AsyncNode) -> None:
-        """Close a node that the server has ended; the next call opens another one."""
+        """Close a node that the server has disconnected; the next call opens another node."""
         if self._node is node:
             self._node = None
             self._closing = asyncio.create_task(self._close_ended(node))
 
     @staticmethod
     async def _close_ended(node: AsyncNode) -> None:
-        # The node runs its calls in order. So when this one ends, each call that was queued before
-        # has failed with NotInitialized too, and is repeated. ``close`` would end it instead.
+        # The node runs its calls in order. So after ``evaluate``, each call that was queued before
+        # has failed with NotInitialized, too, and ``_call`` repeats such a call on the next node.
+        # If ``close`` came first, these calls would fail with NodeClosed.
         with suppress(MessagesError, psycopg.Error):
             await node.evaluate()
         await node.close()
@@ -139,8 +140,8 @@ class RpcClient:
 
 _clients: dict[tuple[str, str], RpcClient] = {}
 _lock = threading.Lock()
-# In a forked process, the clients of the parent process. This list prevents their garbage
-# collection, which would close connections that the parent still uses.
+# In a forked process: the clients of the parent process. Garbage collection of these clients would
+# close connections that the parent still uses.
 _inherited: list[RpcClient] = []
 # Set by psqlmessages.testing: the function that answers calls instead of a node.
 answer_in_tests: Callable[[str, Any], Any] | None = None

@@ -104,7 +104,7 @@ def removal_statements() -> list[str]:
 def prepare_tables(cursor: Any, scope: str) -> None:
     """Lock tables, so that calls wait, and rename those of an earlier development state.
 
-    ``scope``: "some" to replace objects, "all" to drop.
+    ``scope``: the locks to take, "some" to replace objects, or "all" to drop objects.
     """
     cursor.execute("SELECT set_config('messages.locks', %s, true)", [scope])
     cursor.execute(_read_script("prepare_tables.sql"))
@@ -188,9 +188,10 @@ STORED_SCRIPTS = Path(__file__).parent / "migrations" / "sql"
 class InstallSQL(Operation):
     """Make the SQL functions equal to the scripts of one version.
 
-    If the current scripts have this digest, they are installed, and otherwise the scripts in
-    ``migrations/sql/<version>/``, where a later migration has stored them. Backward, the operation
-    installs the scripts of the version ``before``; if ``before`` is None, it removes everything.
+    If the current scripts have this digest, the operation installs them. Otherwise it installs the
+    scripts in ``migrations/sql/<version>/``, where a later migration has stored them. Backward, the
+    operation installs the scripts of the version ``before``, or removes everything if ``before`` is
+    None.
     """
 
     def __init__(self, version: str, digest: str, before: str | None = None) -> None:

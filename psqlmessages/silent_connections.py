@@ -159,7 +159,7 @@ class SilentWait:
             return
         self._lost_snapshots = 0
         if snapshot.silent_since is None:
-            # The query is slow. Do not ask every second.
+            # The backend works on a slow query. Do not ask every second.
             self._ask_at = monotonic() + self._seconds
 
     def _close(self, snapshot: BackendSnapshot) -> None:
@@ -189,7 +189,7 @@ class BackendSnapshot:
     silent_since: float | None = None
 
     def is_lost(self, pid: int, seconds: float) -> bool:
-        """Return whether the backend works on no query, or the server is silent for ``seconds``."""
+        """Return whether the backend is idle, or the server has been silent for ``seconds``."""
         if self.silent_since is not None:
             return self.at - self.silent_since > seconds
         # A backend whose state is unknown may be working.

@@ -122,11 +122,11 @@ def sent_messages() -> Iterator[SentMessages]:
         sent._records.append(new_record)
         connection.on_commit(new_record.on_commit)
 
-    django_functions.observers.append(record)
+    django_functions.sent_callbacks.append(record)
     try:
         yield sent
     finally:
-        django_functions.observers.remove(record)
+        django_functions.sent_callbacks.remove(record)
 
 
 def allow_topic(

@@ -142,8 +142,8 @@ def list_values(values: Iterable[Any], name: str) -> list[Any]:
 def encode_many(values: Iterable[Any]) -> tuple[list[str], str | None]:
     """Encode values that are sent in one call; return their texts and the encoding of all.
 
-    If str and other JSON values are mixed, all are encoded as JSON. Receivers get equal values.
-    Raises TypeError if bytes and other values are mixed.
+    If str and other JSON values are mixed, all are encoded as JSON, which receivers decode to the
+    same values. Raises TypeError if bytes and other values are mixed.
     """
     values = list_values(values, "bodies")
     if all(isinstance(value, str) for value in values):

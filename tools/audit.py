@@ -1,6 +1,7 @@
 """Check the installed packages for known vulnerabilities: `make audit`.
 
-pip-audit also succeeds if it can look up none of the packages. This reports that as unknown.
+pip-audit also succeeds if it cannot look up any package. Then this program prints that the result
+is unknown.
 """
 
 import json

@@ -8,7 +8,7 @@ DIGEST = re.compile(r'(InstallSQL\("[^"]*", digest=")[0-9a-f]+')
 
 
 def main() -> None:
-    """Replace the digest; print the file if it changed."""
+    """Replace the digest; if this changes the migration, print the migration's path."""
     installing = [path for path in MIGRATIONS.glob("0*.py") if DIGEST.search(path.read_text())]
     latest = max(installing)
     text = latest.read_text()

@@ -17,13 +17,13 @@ from tests.web.browser import LIVE, Visitors, chromium
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 VIEW = {"width": 1280, "height": 640}
-# After this time, the charts show enough traffic.
+# Wait this long for enough traffic in the charts.
 TRAFFIC_MILLISECONDS = 4 * 60 * 1000
-# A page shows rates after this time.
+# A page shows rates when it has been open for this time.
 RATE_MILLISECONDS = 12_000
 
 
-# This runs in Django's shell. It causes elements without a consumer, and refused calls.
+# A script for Django's shell. It causes elements without a consumer, and refused calls.
 PROBLEMS = """
 import asyncio, contextlib
 from psqlmessages.django import push, send

@@ -1,7 +1,7 @@
 """Hooks of mkdocs.yml, which generate parts of the documentation from the code.
 
-These are the version, the list of decisions, an anchor for each error number, and the OpenAPI and
-AsyncAPI documents of the REST API and the WebSockets.
+They generate the version, the list of decisions, an anchor for each error number, the OpenAPI
+document of the REST API, and the AsyncAPI document of the WebSockets.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Style check of `make lint`: names, refused words, unusual constructions, modules, pages.
 
-python -m tools.style [--list] [PATH ...]    with a PATH: only count unusual constructions in it
+python -m tools.style [--list] [PATH ...]    with a PATH: only count the unusual constructions there
 """
 
 import ast
@@ -16,11 +16,11 @@ COUNTED = ("psqlmessages", "docs", "README.md", "CONTRIBUTING.md")
 MAX_PER_1000_WORDS = 3.0
 MAX_LINE = 120
 ARCHITECTURE = "docs/explanation/architecture.md"
-# That page has a row for each module in these folders.
+# The page ARCHITECTURE has a row for each module in these folders.
 FOLDERS = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
 # Class names that Django prescribes.
 DJANGO_CLASSES = {"Command", "Media", "Meta"}
-# Public names of a model and of a class of the client. Each occurs once among the models.
+# Class names that a model and another class may share.
 MODEL_CLASSES = {"Element", "StreamMessage", "Subscription"}
 SHARED_MODULES = ("admin", "models", "rest", "monitor", "migrations", "management")
 REFUSED = re.compile(
@@ -85,7 +85,7 @@ def texts(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
 
 
 def rate(paths: list[Path], *, prints: bool) -> float:
-    """Return the number of unusual constructions per 1,000 words; ``prints`` also prints each."""
+    """Return the number of unusual constructions per 1,000 words; print each if ``prints``."""
     words = constructions = 0
     for path, line, text in texts(paths):
         words += len(re.findall(r"[A-Za-z']+", text))
@@ -99,7 +99,7 @@ def rate(paths: list[Path], *, prints: bool) -> float:
 
 
 def name_errors() -> Iterator[str]:
-    """Yield names of classes and modules that occur twice, and refused words in names."""
+    """Yield an error for each class or module name that occurs twice, and for each refused word."""
     names = defaultdict(list)
     files = sorted((ROOT / "psqlmessages").rglob("*.py"))
     for path in (path for path in files if "migrations" not in path.parts):
@@ -123,7 +123,7 @@ def name_errors() -> Iterator[str]:
 
 
 def unlisted_modules() -> Iterator[str]:
-    """Yield modules without a row on the page of the architecture."""
+    """Yield an error for each module without a row on the page of the architecture."""
     page = (ROOT / ARCHITECTURE).read_text()
     for folder in FOLDERS:
         for path in sorted((ROOT / "psqlmessages" / folder).rglob("[!_]*.py")):
@@ -133,7 +133,7 @@ def unlisted_modules() -> Iterator[str]:
 
 
 def page_errors() -> Iterator[str]:
-    """Yield long lines of pages outside tables, and a gap in the numbers of the decisions."""
+    """Yield an error for each long line outside tables, and for a gap in the decisions' numbers."""
     for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))):
         for number, line in enumerate(path.read_text().split("\n"), 1):
             if len(line) > MAX_LINE and not line.startswith("|"):

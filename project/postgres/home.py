@@ -36,7 +36,7 @@ class Home:
 
     @cached_property
     def folder(self) -> Path:
-        """The requested folder, or a fallback folder if the account cannot enter the former."""
+        """The requested folder; if the account cannot enter that one, a fallback folder."""
         requested = self.requested_folder
         nearest = next(path for path in (requested, *requested.parents) if path.exists())
         if not self.account.is_foreign or self.account.can_reach(nearest):
@@ -90,7 +90,7 @@ class Home:
         fallback.chmod(0o710)
 
     def claim_data(self) -> None:
-        """Give the data to the server's account if root owns it, as after copying a project."""
+        """If root owns the data, as after copying a project, give the data to the account."""
         if self.account.is_foreign and self.data.stat().st_uid == os.geteuid():
             for path in (self.data, *self.data.rglob("*")):
                 os.chown(path, self.account.uid, self.account.gid, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Passwords of a cluster's roles, in a file of the format PGPASSFILE, which psql can use."""
+"""Passwords of a cluster's roles, in a file that psql can use as PGPASSFILE."""
 
 import secrets
 from pathlib import Path

@@ -48,7 +48,7 @@ class Postmaster:
 def stop_orphans(data: Path) -> None:
     """Stop the backends of a dead postmaster, because busy backends do not notice its death.
 
-    SIGQUIT stops them. A postmaster also sends it to all backends if one of them crashes.
+    SIGQUIT stops the backends. A postmaster sends SIGQUIT too if a backend crashes.
     """
     for process in PROCESSES.glob("[0-9]*"):
         if _is_postgres_of(process, data):

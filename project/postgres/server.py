@@ -127,7 +127,7 @@ class Server:
                 " run `make clean`, or set DATABASE_URL to a database of yours."
             ) from error
         try:
-            # The death of this process releases the lock: the server inherits no descriptor.
+            # If this process is killed, the kernel unlocks: the server does not inherit the lock.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -188,9 +188,9 @@ class Server:
     def _remove_stale_files(self) -> None:
         """Remove files of a crashed server that would prevent a start.
 
-        PostgreSQL itself removes files whose pid does not exist. If a zombie or another process has
-        the pid, PostgreSQL assumes that the server is running. Removal is safe, because PostgreSQL
-        also refuses to start while old backends use the data.
+        PostgreSQL itself removes files whose pid does not exist. If a zombie or another program has
+        the pid, PostgreSQL assumes that the old server is running. Removing the files is safe:
+        PostgreSQL also refuses to start while old backends use the data.
         """
         stop_orphans(self.home.data)
         crashed = Postmaster.read(self.home.data)

@@ -111,12 +111,12 @@ class BaseAdmin(ModelAdmin):
         return "add" not in self.denied_permissions and super().has_add_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may change this object, or objects at all if it is None."""
+        """Return whether the user may change this object; if it is None, any object."""
         is_denied = "change" in self.denied_permissions
         return not is_denied and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return whether the user may delete this object, or objects at all if it is None."""
+        """Return whether the user may delete this object; if it is None, any object."""
         is_denied = "delete" in self.denied_permissions
         return not is_denied and super().has_delete_permission(request, obj)
 
@@ -228,7 +228,7 @@ class BaseAdmin(ModelAdmin):
 def column(
     description: str, value_of: Callable[[Any], Any], *, order: Any = None
 ) -> Callable[..., Any]:
-    """Create a column of a list, or a field of a page; ``value_of`` reads it from an object."""
+    """Create a column of a list, or a field of a page, that shows ``value_of(object)``."""
 
     @admin.display(description=description, ordering=order)
     def show(_admin: ModelAdmin, obj: Any) -> Any:
@@ -285,8 +285,9 @@ def current_role() -> str:
 def lock_rules() -> None:
     """Block other changes of rules until this transaction ends; wait up to 10 s for the lock.
 
-    A second lock blocks nodes from registering, disconnecting and changing topics. It is skipped if
-    open transactions hold it for 300 ms. Raises OperationalError if the first lock is not granted.
+    Raises OperationalError if the lock is not granted. A second lock blocks nodes from registering,
+    disconnecting and changing topics. If other transactions hold the second lock for longer than
+    300 ms, this transaction continues without it.
     """
     fetch_rows("SELECT messages._lock_rules()")
 
@@ -311,7 +312,7 @@ def limit_lock_waits() -> None:
 def disconnect(client_id: int) -> bool:
     """Disconnect a node and send the event `disconnect`; False if the node is not registered.
 
-    Raises OperationalError after 10 s without a lock, for instance during a change of rules.
+    Raises OperationalError after waiting 10 s for a lock, for instance during a change of rules.
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()

@@ -75,7 +75,7 @@ def _read_statistics(exchange: Exchange) -> dict[str, Any]:
 
 
 def _format_duration(seconds: float | None) -> str:
-    """Format seconds; infinity is over the largest bucket, and None is "-"."""
+    """Format seconds: infinity as "over" the largest bucket, None as "-"."""
     if seconds is None:
         return "-"
     if seconds == float("inf"):
@@ -114,7 +114,7 @@ def _format_dry_run(dry_run: DryRun) -> dict[str, Any]:
         "rows": [
             {
                 "destination": str(result.queue),
-                "is_taken": result.verdict.is_taken,
+                "is_accepted": result.verdict.is_accepted,
                 "reason": result.verdict.error or result.verdict.why,
                 "duration": _format_duration(result.verdict.seconds),
                 "copy": result.copy and _format_copy(result.copy),

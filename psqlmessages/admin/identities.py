@@ -17,7 +17,7 @@ from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(VerbatimForm):
-    """A web identity. Spaces at the ends of its ident stay; the admin warns about them."""
+    """A web identity. Spaces at the ends of the ident are saved, and the admin warns about them."""
 
     class Meta:
         model = WebIdentity
@@ -30,7 +30,7 @@ class WebIdentityForm(VerbatimForm):
 
 @admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
-    """The idents that users and groups may use. If you delete one, its nodes end soon."""
+    """The idents that users and groups may use. Deleting one closes its WebSockets."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")
@@ -44,7 +44,8 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
         """Return the fields whose model the project's admin can search.
 
-        For other fields the form asks for a primary key, because a list of all may be too long.
+        For the other fields, the form asks for a primary key: a list of all users or groups may be
+        too long.
         """
         admins = {
             name: self.admin_site._registry.get(self.opts.get_field(name).related_model)

@@ -73,7 +73,7 @@ class ClientAdmin(OpenTransactionsAdmin):
 
     @admin.display(description=_("session"), ordering="session__pid")
     def session_text(self, client: Client) -> str:
-        """Return the pid of the session, and whether the session has ended."""
+        """Return the pid of the session; "closed (was PID)" if the session has ended."""
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else _("closed (was {pid})").format(pid=pid)
 

@@ -21,6 +21,7 @@ from psqlmessages.models import Session
 
 # Do not warn of younger transactions, because they will probably end soon.
 _MIN_OPEN_SECONDS = 1
+_MAX_NAMES = 5
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class OpenTransaction:
 
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
-    """Return the transactions open for at least this time, or for an unknown time, oldest first."""
+    """Return the transactions open for at least this time, or for an unknown time; oldest first."""
     # If began_at and state are null, PostgreSQL hides them from our role: include the transaction.
     # If only began_at is null, the transaction has just ended.
     rows = base.fetch_rows(
@@ -70,12 +71,12 @@ def describe_delays() -> str:
     A change of rules ends the registrations and memberships of nodes that no rule allows any
     longer. If a transaction has locked their rows, housekeeping ends them after the transaction.
     """
-    ((has_delayed_events,),) = base.fetch_rows(
+    ((is_unfinished,),) = base.fetch_rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
-    if not has_delayed_events or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
+    if not is_unfinished or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
         return ""
-    names = "; ".join(map(str, holders[:5]))
+    names = base.list_names(holders, _MAX_NAMES, "; ")
     return _(
         "The rules apply from now on. But some nodes may be shown as connected until these open"
         " transactions end: {transactions}. See Connected nodes / Open transactions."

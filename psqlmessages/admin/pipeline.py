@@ -37,7 +37,7 @@ class WindowFilter(admin.SimpleListFilter):
         return [(str(value), label) for value, label in Traffic.Window.choices]
 
     def value(self) -> str:
-        """Return the chosen length in seconds; 60 if none or an unknown one was chosen."""
+        """Return the chosen length in seconds; 60 without a known choice."""
         chosen = super().value()
         return chosen if chosen in map(str, Traffic.Window.values) else str(Traffic.Window.MINUTE)
 

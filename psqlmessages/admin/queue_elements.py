@@ -24,6 +24,7 @@ from psqlmessages.admin import base
 from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
+from psqlmessages.models.names import isolate
 
 # Queue operations of the admin. They need no rule: the web process owns the tables, so it may
 # change them and call private functions.
@@ -89,9 +90,12 @@ BODY_CHARACTERS: Final = 2000
 HEADER_CHARACTERS: Final = 2000
 # One redrive moves at most this number of dead letters.
 MAX_REDRIVEN: Final = 10_000
+# The report of a redrive names at most this number of queues.
+_MAX_QUEUES: Final = 5
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"  # header of a dead letter: its former queue
 _ORIGIN: Final = (FROM_QUEUE, "x-dl-t", "x-dl-tries")
+_MAX_ID_DIGITS: Final = len(str(2**63))
 _FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
 _ENCODINGS: Final = {None: _("text"), "json": "JSON", "b64": _("bytes, as base64")}
@@ -134,11 +138,12 @@ class ElementsMixin:
         )
 
     def _redrive(self, request: HttpRequest, queue: Queue) -> None:
-        """Redrive the chosen or all dead letters, up to MAX_REDRIVEN, and report the number."""
+        """Redrive the selected or all dead letters, up to MAX_REDRIVEN, and report the result."""
         elements = Element.objects.using(database())
         dead_letters = elements.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
-            chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
+            keys = map(_parse_id, request.POST.getlist("element"))
+            chosen = [key for key in keys if key is not None]
             dead_letters = dead_letters.filter(pk__in=chosen[:MAX_REDRIVEN])
         dead_letters = dead_letters.order_by("available_at", "id")[:MAX_REDRIVEN]
         queue_by_id = dict(dead_letters.values_list("pk", f"headers__{FROM_QUEUE}"))
@@ -146,15 +151,19 @@ class ElementsMixin:
             self.message_user(request, _("No dead letter was selected."), messages.WARNING)
             return
         ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
-        counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
-        queues = ", ".join(f"{number:,} from {name}" for name, number in counts)
+        counts = Counter(str(name) for name in queue_by_id.values()).most_common()
+        listed = [f"{number:,} from {isolate(name)}" for name, number in counts[:_MAX_QUEUES]]
+        if others := sum(number for _name, number in counts[_MAX_QUEUES:]):
+            listed.append(f"{others:,} from other queues")
+        queues = ", ".join(listed)
         text = noop("{moved:,} of {chosen:,} dead letters were redriven. Selected: {queues}.")
         numbers = {"moved": moved, "chosen": len(queue_by_id), "queues": queues}
         base.record_history(request, [(queue, CHANGE, text.format(**numbers))])
         text = _(text).format(**numbers)
         if moved < len(queue_by_id):
             reason = _(
-                "Reserved ones stay, and those whose queue has another dead-letter queue now."
+                "The others stay, because they are reserved, or because their former queue now has"
+                " another dead-letter queue."
             )
             text = f"{text} {reason}"
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
@@ -163,7 +172,7 @@ class ElementsMixin:
 def _read_page(queue: Queue, query: Any, *, may_see_bodies: bool) -> dict[str, Any]:
     """Return the elements of a page and its links, as context of the template.
 
-    ``query`` may have the order, and the time and id of the previous page's last element.
+    ``query`` may contain the order, and the time and id of the previous page's last element.
     """
     order = query.get("order") if query.get("order") in _ORDERS else "first"
     elements_of_queue = Element.objects.using(database()).filter(queue=queue)
@@ -199,13 +208,21 @@ def _after_previous_page(elements: QuerySet[Element], query: Any, order: str) ->
         time = parse_datetime(query.get("time", ""))
     except ValueError:
         return elements
-    if time is None or time.tzinfo is None or not query.get("id", "").isdecimal():
+    last_id = _parse_id(query.get("id", ""))
+    if time is None or time.tzinfo is None or last_id is None:
         return elements
-    last_id, comparison = int(query["id"]), "gt" if order == "first" else "lt"
-    if last_id >= 2**63:
-        return elements
+    comparison = "gt" if order == "first" else "lt"
     at_same_time = Q(available_at=time, **{f"id__{comparison}": last_id})
     return elements.filter(Q(**{f"available_at__{comparison}": time}) | at_same_time)
+
+
+def _parse_id(text: str) -> int | None:
+    """Parse the id of an element; return None if no element can have this id."""
+    # Python refuses to convert very long numbers.
+    if not text.isdecimal() or len(text) > _MAX_ID_DIGITS:
+        return None
+    number = int(text)
+    return number if number < 2**63 else None
 
 
 def _describe(entry: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +256,7 @@ def _describe(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _format_death(value: Any) -> str:
-    """Format the time in a header; "" if it is no time, because programs can set headers."""
+    """Format the time of death, a header that any program can set; return "" if it is invalid."""
     try:
         time = parse_datetime(str(value))
     except ValueError:

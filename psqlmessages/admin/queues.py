@@ -295,7 +295,7 @@ def _sum_counts(value: Combinable) -> Coalesce:
 
 
 def _read_numbers(queue: Queue) -> tuple[ElementCounts, QueueCounters]:
-    """Read the sizes of one queue, up to MAX_LISTED, and its counters; 0 if it was deleted."""
+    """Read the sizes of a queue, up to MAX_LISTED, and its counters; zeros for a deleted queue."""
     sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
     counters = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
     queues = Queue.objects.using(base.database()).filter(pk=queue.pk)

@@ -173,7 +173,7 @@ class UploadForm(forms.Form):
         self.fields["replace"].disabled = not may_replace
 
     def clean_document(self) -> bytes:
-        """Read the document; refuse one that is too large."""
+        """Read the document; refuse a document that is too large."""
         upload = self.cleaned_data["document"]
         if upload.size > document.MAX_BYTES:
             raise forms.ValidationError(

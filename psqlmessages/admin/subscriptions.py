@@ -50,8 +50,8 @@ class SubscriptionAdmin(BaseAdmin):
     fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started", "pinged")
     readonly_fields = fields
 
-    # Nodes subscribe themselves, and unused subscriptions expire. A changed position could lose
-    # messages.
+    # Nodes create subscriptions, and unused subscriptions expire. If a user changed a position,
+    # the subscription could miss messages.
     denied_permissions = ("add", "change", "delete")
     expires = time_column(_("expires"), "expires_at")
     started = time_column(_("started at"), "started_at")

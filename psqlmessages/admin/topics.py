@@ -48,9 +48,9 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
     if not has_changed:
         return _("Nothing changed."), messages.INFO
     if is_marked:
-        text = _("From now on its messages are stored until they are archived.")
+        text = _("From now on, messages of this topic are stored until they are archived.")
         return text, messages.SUCCESS
-    return _("Its messages are no longer stored for the archive."), messages.SUCCESS
+    return _("Messages of this topic are no longer stored for the archive."), messages.SUCCESS
 
 
 @admin.register(Topic)
@@ -67,11 +67,12 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     fields = ("name", "retention")
     readonly_fields = ("name",)
 
-    # An unused topic costs nothing.
+    # Rules and nodes create topics. Unused topics cost nothing, so there is no need to delete them.
     denied_permissions = ("add", "delete")
     fragments = ("rules",)
     pages: ClassVar = {"archive": "<int:key>/archive/"}
-    listeners_now = column(_("listeners"), lambda topic: topic.listening, order="listeners")
+    # Sorting by these numbers would count the nodes of all topics.
+    listeners_now = column(_("listeners"), lambda topic: topic.listening)
     senders_now = column(_("senders"), lambda topic: topic.sending)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:

@@ -28,7 +28,7 @@ from psqlmessages.client.node import Node
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 # Receiver of the benchmark: a separate process with one connection, for our messages and for bare
-# notifications. The kind of a round is what the receiver receives:
+# notifications. Each round has a kind:
 #   node     messages of the topic with their bodies, from a Node
 #   counted  notifications of the topic, without parsing
 #   bare     notifications of pg_notify
@@ -43,7 +43,7 @@ _RECEIVE_TIMEOUT: Final = timedelta(seconds=20)
 
 
 def receive_rounds(pipe: Pipe, dsn: str) -> None:
-    """Receive the rounds that the pipe announces, until the sender closes the pipe."""
+    """Receive the rounds that the sender announces, until the sender closes the pipe."""
     try:
         with Node(IDENT, dsn) as node:
             node.topic_listen(TOPIC)
@@ -131,8 +131,8 @@ class Bench:
     ) -> list[tuple[Rates, Rates]]:
         """Measure our functions and bare pg_notify in turns, each for about ``seconds``.
 
-        Return a pair for each round: our rates, and the rates of pg_notify. With ``is_counted``
-        the receiver counts small messages without parsing, which takes little CPU time.
+        Return a pair for each round: our rates, and the rates of pg_notify. With ``is_counted``,
+        the receiver counts small messages without parsing them, to use little CPU time.
         """
         body = base64.b64encode(os.urandom(size))[:size].decode()
         bodies = [body] * batch
@@ -330,11 +330,11 @@ def _report(results: list[dict[str, float]], rounds: int) -> str:
     batches = ", ".join(f"{_format_size(int(r['size']))}: {int(r['batch'])}" for r in results)
     return f"""{format_table(head, rows, right=range(1, len(head)))}
 
-ratio: compared with bare pg_notify on the same connections; over 8 KB with an INSERT
-into an unlogged table, pg_notify of its key and a SELECT. 1.00 means equal speed.
-Sends up to 8 KB: the receiver only counts the notifications, ours and the bare ones.
-received: from the first topic_send_many until a Node has yielded the last body;
-in plain SQL the notifications are only counted.
+ratio: our rate, divided by the rate of bare pg_notify on the same connections. For bodies
+over 7 KB, this is an INSERT into an unlogged table, pg_notify of the key, and a SELECT.
+topic_send, topic_send_many: up to 7 KB, the receiver only counts notifications.
+received: from the first topic_send_many until a Node has yielded the last body. With bare
+pg_notify, the receiver only counts notifications of bodies up to 7 KB.
 Medians of {rounds} alternating rounds. Bodies in one call: {batches}."""
 
 

@@ -68,14 +68,14 @@ def prepare_login(admin: Connection, dsn: str, role: str) -> str:
         )
         raise MessagesError(
             f"role {user} cannot prepare the login role {role} of the demo"
-            f" ({error.diag.message_primary}); as a superuser: {fix}"
+            f" ({error.diag.message_primary}); run as a superuser: {fix}"
         ) from error
     return make_conninfo(dsn, user=role, password=password)
 
 
 @contextmanager
 def rule_cleanup(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo at the end, and also now: a killed run may have left some."""
+    """Remove the rules of the demo at the end, and now, because a killed run may have left some."""
     _remove_rules(dsn)
     try:
         yield
@@ -96,7 +96,7 @@ def _remove_rules(dsn: str) -> None:
         admin.execute("DELETE FROM messages.auth WHERE role IN (%s, %s)", (ROLE1, ROLE2))
 
 
-# Script of the demo: prints each call and its answer, and compares it with the expected answer.
+# Script of the demo: prints each call and its answer, and compares the answer with the expectation.
 
 _WAIT_SECONDS: Final = 10.0
 _MAX_LINE_CHARACTERS: Final = 240
@@ -119,7 +119,7 @@ ANY: Final = AnyValue()
 
 
 class OnlyName(list[str]):
-    """Equals a list of only this name. It ignores patterns in the list: other rules add them."""
+    """Equals a list with only this name, and any patterns, which rules outside the demo add."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and list(self) == [

@@ -117,7 +117,8 @@ async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 _TERMINAL_INTERVAL_SECONDS: Final = 1.0
 _FILE_INTERVAL_SECONDS: Final = 10.0
-# This begins the line that is printed when the traffic starts. Other programs may wait for it.
+# The line that is printed when the traffic starts begins with this text. Other programs may wait
+# for this line.
 STARTED_TEXT: Final = "Live traffic follows"
 _ARTICLES: Final = ("apple", "pear", "plum", "quince")
 

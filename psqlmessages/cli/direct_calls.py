@@ -21,8 +21,9 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 def connect_as(dsn: str, name: str, *, owner_task: str = "") -> Iterator[Connection]:
     """Connect with autocommit and ``name`` in application_name.
 
-    Errors of psqlmessages, lost connections and, if only the owner of the tables can do
-    ``owner_task``, missing privileges become MessagesError; other errors stay psycopg's.
+    Within the block, an error of the SQL functions or a lost connection raises MessagesError. Other
+    errors of psycopg do not change. ``owner_task`` is a task that only the owner of the tables can
+    do, such as "prune". With this task, a missing privilege raises MessagesError, too.
     """
     with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:
@@ -37,6 +38,6 @@ def connect_as(dsn: str, name: str, *, owner_task: str = "") -> Iterator[Connect
 
 
 def run_call(connection: Connection, call: Call[T]) -> T:
-    """Run a call; return its result, or raise the error that is its answer."""
+    """Run a call; return its result, or raise the error in its answer."""
     row = connection.execute(call.sql, call.params).fetchone()
     return call.read(row[0] if row else None)

@@ -72,7 +72,7 @@ class CheckContext:
 
 
 def why_denied(fix: str) -> str:
-    """Return why a missing rule is a problem, and which words of the fix are placeholders."""
+    """Return why a missing rule is a problem; also name the words of the fix to replace."""
     names = [name for name in ("CALLER", "NODE", "TOPIC") if re.search(rf"\b{name}\b", fix)]
     why = "everything is denied unless a rule allows it"
     if not names:
@@ -195,11 +195,11 @@ def holder_finding(
 ) -> Finding:
     """Return the finding for a backend that holds the notification queue back."""
     perhaps = "" if has_node else "perhaps "
-    problem = "has not read its notifications" if wait_event == "ClientWrite" else f"is {state}"
+    problem = "not read its notifications" if wait_event == "ClientWrite" else f"been {state}"
     return wrong(
         f"{usage:.4%} full; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
-        f" which {problem} for {seconds:.0f} s",
-        "this process receives nothing, and the server stores all notifications until it does;"
+        f" which has {problem} for {seconds:.0f} s",
+        "until this program reads its notifications, the server stores all notifications;"
         " once the queue is full, every NOTIFY and every send fails",
         f"SELECT pg_terminate_backend({pid}); -- to prevent it:"
         f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
@@ -254,8 +254,8 @@ def transaction_finding(
         fix = f"ROLLBACK PREPARED {prepared}"
     return wrong(
         f"{holder} has been in a transaction {duration}; sessions that wait for it: {waiting}",
-        "sessions that start or stop using the same topics wait for it; nodes that lose a rule lose"
-        " the permission immediately, but receive the event later",
+        "sessions that start or stop using the same topics wait for this transaction; nodes that"
+        " lose a rule lose the permission immediately, but receive the event later",
         fix,
     )
 

@@ -88,7 +88,7 @@ _ROLES_WITH_CREATE = """
     CROSS JOIN aclexplode(n.nspacl) AS a
     LEFT JOIN pg_roles AS r ON r.oid = a.grantee
     WHERE n.nspname IN ('public', 'messages') AND a.privilege_type = 'CREATE'
-      AND a.grantee <> n.nspowner AND coalesce(r.rolname, '') <> %s
+      AND a.grantee <> n.nspowner AND (r.rolname = %s) IS NOT TRUE
     ORDER BY 1, 2
 """
 

@@ -21,7 +21,10 @@ DONE, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return 0 (done), 1 (failed), 130 (Ctrl-C); exit 2 (usage), 143 (SIGTERM)."""
+    """Run one command; return 0 if it succeeded, 1 if it failed, and 130 after Ctrl-C.
+
+    Exits with code 2 if the arguments are invalid, and with 143 after SIGTERM.
+    """
     parser = argparse.ArgumentParser(
         prog="psqlmessages", description="Send, receive and watch messages in PostgreSQL."
     )

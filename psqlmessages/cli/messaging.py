@@ -21,6 +21,7 @@ from psqlmessages.cli.output import (
     format_body,
     natural,
     one_line,
+    parse_body,
     positive,
     read_lines,
 )
@@ -79,7 +80,7 @@ def _send(arguments: Namespace) -> int:
 
 
 def _wait(node: Node, interval: timedelta) -> None:
-    """Wait, and receive messages, because receiving nodes run housekeeping."""
+    """Wait for ``interval``; receive messages, because only a receiving node does housekeeping."""
     deadline = monotonic() + interval.total_seconds()
     while (remaining := deadline - monotonic()) > 0:
         next(node.messages(timeout=timedelta(seconds=remaining)), None)
@@ -104,7 +105,7 @@ def _configure_receive(parser: ArgumentParser) -> None:
 
 
 def _receive(arguments: Namespace) -> int:
-    """Receive until Ctrl-C, --count or --timeout; fail if --timeout ends it before --count."""
+    """Receive until Ctrl-C, --count or --timeout; fail if --timeout comes before --count."""
     with (
         Node(arguments.ident, arguments.dsn) as node,
         Progress("received", arguments.count) as progress,
@@ -206,7 +207,7 @@ def _configure_call(parser: ArgumentParser) -> None:
 def _call(arguments: Namespace) -> int:
     """Call a node and print its answer; fail if no answer arrives in time."""
     text = sys.stdin.read() if arguments.body == "-" else arguments.body
-    body = json.loads(text) if arguments.json else text
+    body = parse_body(text) if arguments.json else text
     with Node(arguments.ident, arguments.dsn) as node:
         answer = node.call(arguments.node, body, timeout=arguments.timeout)
     if isinstance(answer, bytes):

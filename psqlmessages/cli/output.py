@@ -48,7 +48,7 @@ def duration(text: str) -> timedelta:
 
 
 def time_with_zone(text: str) -> datetime:
-    """Read a time in ISO 8601; without a zone it is in the time zone of this machine."""
+    """Read a time in ISO 8601. A time without a zone is in the time zone of this machine."""
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -126,7 +126,15 @@ def add_batch(parser: ArgumentParser) -> None:
 def read_bodies(arguments: Namespace) -> Iterator[Any]:
     """Yield BODY, or the lines of standard input if BODY is ``-``; with --json, parse each."""
     texts = read_lines() if arguments.body == "-" else iter([arguments.body])
-    return map(json.loads, texts) if arguments.json else texts
+    return map(parse_body, texts) if arguments.json else texts
+
+
+def parse_body(text: str) -> Any:
+    """Parse a body that is JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is not JSON: {error}") from None
 
 
 def read_input(name: str) -> bytes:
@@ -175,7 +183,7 @@ class Progress:
         self.show()
 
     def update(self, count: int) -> None:
-        """Set the count; if it has changed, show the rate if it is due."""
+        """Set the count; after a change, show the rate if it is due."""
         if count != self.count:
             self.add(count - self.count)
 

@@ -30,7 +30,7 @@ def prune(dsn: str) -> dict[str, int]:
     sessions and removed queues.
     """
     with connect_as(dsn, "prune", owner_task="prune") as connection:
-        # Pruning fails at a stricter level, which may be the default of the role.
+        # Pruning fails at a stricter isolation level, which may be the default of the role.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         dead_before = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
         with connection.transaction():

@@ -100,15 +100,13 @@ class AsyncNode(NodeBase):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        try:
+        with calls.unanswered_if_not_sent(message):
             await self._session.submit(calls.return_(message.sender, message.token or "", body))
-        except calls.NOTHING_SENT:
-            message.is_answered = False
-            raise
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
-        await self._session.run(calls.return_error(message.sender, message.token or "", reason))
+        with calls.unanswered_if_not_sent(message):
+            await self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     # Streams
 

@@ -33,9 +33,9 @@ _CLOSING_SECONDS = 5.0
 class AsyncQueueConsumer:
     """Reserves elements for the tasks of a node, and releases them if the task is cancelled.
 
-    A task may be cancelled after the server has taken elements, but before their answer arrives. To
-    lose none, ``pop`` reserves elements, too, and then queues their commit. There is no await after
-    that, so a cancelled ``pop`` commits nothing.
+    A task may be cancelled after the server has taken elements, but before the answer arrives. So
+    ``pop``, too, first reserves elements, and then queues their commit. It does not await between
+    the two, so a cancelled ``pop`` commits nothing, and no element is lost.
     """
 
     def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
@@ -80,7 +80,7 @@ class AsyncQueueConsumer:
             self._submit(queue_calls.commit(ident, *elements), expires_at, batch)
 
     def new_batch(self, ident: str, queue: str, duration: Duration, group: Duration) -> LeasedBatch:
-        """Create a batch of ``consume``; ``finish`` also gives it back."""
+        """Create a batch of ``consume``. If ``consume`` has not ended, ``finish`` gives it back."""
         batch = LeasedBatch(self._state, ident, queue, duration, group)
         self._batches.add(batch)
         return batch
@@ -139,7 +139,7 @@ class AsyncQueueConsumer:
     def _submit(
         self, call: Call[AckResult], retry_until: float = -inf, batch: LeasedBatch | None = None
     ) -> None:
-        """Queue a call, and complete it in the background, as ``_complete`` says."""
+        """Queue a call; ``_complete`` awaits it in the background."""
         future = self._session.submit(call)
         self._track(asyncio.create_task(self._complete(call, future, retry_until, batch)))
 

@@ -178,7 +178,8 @@ class AsyncNodeSession:
     ) -> asyncio.Future[T]:
         """Queue a call; the future receives its result. Calls of one task run in their order.
 
-        If there is ``on_success``, it is called instead, and the future receives only an error.
+        With ``on_success``, a success calls this function and leaves the future pending; only an
+        error completes the future.
         """
         self._raise_if_closed()
         if self._loop is None or self._worker is None:

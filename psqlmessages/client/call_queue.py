@@ -26,8 +26,9 @@ _MAX_BATCH_CHARACTERS: Final = 4 * 1024 * 1024
 class QueuedCall:
     """A call that a task or thread waits for; without a connection, it fails at ``deadline``.
 
-    ``caller`` is that task or thread; calls of one caller run in the order of queueing. If there is
-    ``on_success``, it is called instead of setting the result of the future.
+    ``caller`` is that task or thread; calls of one caller run in the order of queueing.
+    ``on_success`` is called if the call succeeds. Then the future stays pending, so that the caller
+    can also wait for an answer that arrives later.
     """
 
     call: Call[Any]
@@ -37,7 +38,7 @@ class QueuedCall:
     on_success: Callable[[], object] | None = None
 
     def succeed(self, result: Any) -> None:
-        """Call ``on_success``, or set the future's result unless the caller was cancelled."""
+        """Call ``on_success``, or else set the result of the future unless that was cancelled."""
         if self.on_success is not None:
             self.on_success()
         elif not self.future.done():
@@ -46,7 +47,7 @@ class QueuedCall:
                 self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Set the error of the future, unless the caller was cancelled."""
+        """Set the error of the future, unless that was cancelled."""
         if not self.future.done():
             with suppress(InvalidStateError):
                 self.future.set_exception(error)

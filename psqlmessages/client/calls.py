@@ -1,13 +1,14 @@
 """Calls of the SQL functions as values: statement, parameters, how to read the answer. No I/O.
 
-The functions create calls, but do not run them. A docstring that does not begin with "Create" is
-that of a method of Node, which runs the call.
+A function that returns a Call only creates it. Node and AsyncNode have methods with the docstrings
+of these functions, so some docstrings describe what the call does when it runs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors
 
+from psqlmessages.client.messages import Message
 from psqlmessages.exceptions import (
     ConnectionLost,
     InvalidArgument,
@@ -30,6 +32,17 @@ T = TypeVar("T")
 # A call that fails with one of these errors has sent no message.
 NOTHING_SENT: Final = (InvalidArgument, TypeError, ValueError, psycopg.Error)
 
+
+@contextmanager
+def unanswered_if_not_sent(message: Message) -> Iterator[None]:
+    """Mark a message as not answered if its answer fails and was not sent."""
+    try:
+        yield
+    except NOTHING_SENT:
+        message.is_answered = False
+        raise
+
+
 _SET_UP: Final = (
     "SELECT pg_backend_pid() || '|' || clock_timestamp()"
     " FROM set_config('synchronous_commit', %s, false)"
@@ -44,11 +57,13 @@ class Call(Generic[T]):
     ``registration_change``: for a call that changes a registration, the function ("deinit" also for
     ``crash``), and the node or topic. ``may_share_round_trip``: other calls may run in the same
     round trip and transaction. ``ident`` is the calling node; if empty, the acting node calls.
-    ``is_prepared``: a call that runs alone is prepared too, as calls that share a round trip are.
+    ``is_prepared``: the statement is prepared even if the call runs alone; calls that share a round
+    trip are always prepared.
 
     ``merging``: how several calls become one statement; None if they cannot. ``lock_order``: sort
     key of the calls of a transaction, so that transactions take locks in the same order.
-    ``element_ids``: elements that the call removes. Calls with a common one share no transaction.
+    ``element_ids``: elements that the call removes. Calls that remove the same element run in
+    different transactions.
     """
 
     sql: str
@@ -76,7 +91,7 @@ class Call(Generic[T]):
     @property
     def must_follow_events(self) -> bool:
         """Whether earlier events must be processed before the answer of this call is recorded."""
-        # Not for init, because its answer contains the channel of these events.
+        # Not for init: only its answer says on which channel the session receives events.
         return self.registration_change is not None and self.registration_change[0] != "init"
 
 
@@ -315,7 +330,7 @@ def topic_unlisten(topic: str) -> Call[bool]:
 
 
 def topic_observe(topic: str) -> Call[bool]:
-    """Observe a topic or pattern, not counted as a listener; return False if already done."""
+    """Observe a topic or pattern without being a listener; return False if already observing."""
     return _topic_call("topic_observe", topic)
 
 
@@ -395,8 +410,8 @@ def get_data(message: str) -> Call[Payload]:
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
-    """Create a call that fetches large bodies; its result has None if get_data returns an error."""
-    # A third of the time of separate calls, because PostgreSQL plans get_data's statements once.
+    """Create a call that fetches large bodies; its result has None for each failed get_data."""
+    # Takes a third of the time of separate calls: PostgreSQL plans get_data's statements once.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
@@ -459,7 +474,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Run housekeeping at the commit of this call; return the number of events it will send."""
+    """Run housekeeping at the commit of this call; return the number of events that this sends."""
     return Call(
         "SELECT messages.evaluate()",
         (),

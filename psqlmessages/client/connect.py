@@ -74,7 +74,7 @@ def host_and_port(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[
 
 
 def refuse_shared_connections(dsn: str, address: str) -> None:
-    """Raise ConnectionShared for a pooler that shares, ServerUnreachable if detection fails."""
+    """Raise ConnectionShared if the pooler shares connections, ServerUnreachable if unknown."""
     try:
         kind = detect_pooler(dsn, _DETECTION_TIMEOUT)
     except psycopg.Error as error:
@@ -102,7 +102,7 @@ class _TransactionRefused(psycopg.OperationalError):
 
 def _occupy_backend(connection: Connection) -> int:
     """Begin a transaction, and return the process id of its backend."""
-    # If this fails, BEGIN is not the cause of the error.
+    # Before BEGIN, so that an error of BEGIN means that the pooler refuses it.
     _backend_pid(connection)
     try:
         connection.execute("BEGIN")
@@ -141,8 +141,8 @@ _SET_STATEMENT_TIMEOUT: Final = """
 async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> bool:
     """Set a statement timeout and the isolation level; return False if there is a pooler.
 
-    If there is one, set nothing, and prepare no statements. The pooler may give the backend with
-    our settings and statements to another client, and give us a backend without them.
+    Behind a pooler, set nothing, and stop preparing statements. The pooler may give the backend
+    with our settings and statements to another client, and give us a backend without them.
     """
     cursor = await connection.execute(
         _SET_STATEMENT_TIMEOUT, (connection.info.backend_pid, int(seconds * 1000))
@@ -155,9 +155,9 @@ async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> 
 
 
 class Connector:
-    """Creates the connections of one node, and refuses poolers that share them.
+    """Creates the connections of one node, and refuses poolers that share connections.
 
-    It detects such a pooler before the first call, because shared connections seem to work while
+    The pooler is detected before the first call, because shared connections seem to work while
     there is only one client.
     """
 
@@ -166,7 +166,7 @@ class Connector:
         self._answer_seconds = answer_timeout.total_seconds()
         settings = conninfo_to_dict(conninfo)
         self._keepalives = {name: int(str(settings[name])) for name in _KEEPALIVES}
-        # Whether there is a pooler, and it gives each client its own backend.
+        # Whether there is a pooler that gives each client its own backend.
         self._is_session_pooler = False
 
     def connect(self) -> Connection:

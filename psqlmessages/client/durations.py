@@ -9,7 +9,7 @@ Duration = timedelta | float
 
 
 def as_timedelta(value: Duration, name: str) -> timedelta:
-    """Convert a duration to a timedelta; infinity becomes the longest one.
+    """Convert a duration to a timedelta; infinity becomes ``timedelta.max``.
 
     Raise TypeError for other types, and ValueError for NaN; ``name`` is the argument's name.
     """

@@ -19,7 +19,7 @@ from psqlmessages.client.gateway_calls import FUNCTIONS, JOIN_OR_LEAVE, NODE_FUN
 from psqlmessages.client.messages import CONNECTION_LOST, SYS, Notification
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.options import Options, complete_conninfo
-from psqlmessages.client.registration import UNDOES, Registration
+from psqlmessages.client.registration import JOIN_BY_LEAVE, Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
 from psqlmessages.retry import MIN_LOCK_WAIT_SECONDS, LockWaitBudget
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 # A generator that yields calls, receives their results, and returns its own.
 Calls = Generator[Call[Any], Any, T]
 
-# Registrations per transaction. Rule changes wait for its end: a fraction of a second.
+# Registrations per transaction. A rule change waits until the transaction ends, so keep it short.
 _CHUNK_SIZE: Final = 50
 _CLOSING_SECONDS: Final = 5.0
 # After a restart of PostgreSQL all sessions reconnect at the same time, and the first one removes
@@ -39,7 +39,7 @@ _RESTORE_SECONDS: Final = 5.0
 _INBOX_MAXIMUM_FACTOR: Final = 4
 _MAX_BACKENDS: Final = 10
 _IDENT_TAKEN: Final = "8"
-_LEAVE_FUNCTIONS: Final = {join: leave for leave, join in UNDOES.items()}
+_LEAVE_FUNCTIONS: Final = {join: leave for leave, join in JOIN_BY_LEAVE.items()}
 
 
 class GatewayState(NodeState):
@@ -93,7 +93,7 @@ class GatewayState(NodeState):
             yield gateway_calls.init_or_deinit_many("deinit", chunk, _CLOSING_SECONDS)
 
     def _on_event(self, header: dict[str, Any]) -> None:
-        """Do nothing: the gateway's user processes events, and decides whether they are current."""
+        """Do nothing: the user of the gateway processes events, and ignores outdated ones."""
 
     def restore_calls(self) -> Calls[None]:
         """Yield the calls that restore all registrations on a new connection."""
@@ -151,10 +151,10 @@ class GatewayState(NodeState):
         values: Sequence[T],
         subject_of: Callable[[T], str],
     ) -> Calls[list[Answer]]:
-        """Run one call for all values; if the server aborts it, run one for each value.
+        """Run one call for all values; if the server aborts the call, run one for each value.
 
-        A value whose own call is aborted has an answer with error 56. ``subject_of`` returns the
-        node or topic that the call locks for a value.
+        If the server aborts the call for one value, the answer of this value has error 56.
+        ``subject_of`` returns the node or topic that the call locks for a value.
         """
         subjects = [subject_of(value) for value in values]
         seconds = self._restore_budget.timeout_seconds(subjects)
@@ -250,8 +250,8 @@ class Gateway:
         """Set a callback for successful registration changes.
 
         The arguments of the callback are the node, the function ("deinit" also for ``crash``), and
-        the topic or again the node. The callback is called before later notifications are
-        processed, and even if the task that made the change was cancelled.
+        the topic, or again the node if the function has no topic. The callback is called before
+        later notifications are processed, and even if the task that made the change was cancelled.
         """
         self._state.on_registration_changed = callback
 
@@ -280,7 +280,7 @@ class Gateway:
         raise TypeError(f"a gateway has no function {function}{arguments!r:.100}")
 
     async def _change(self, ident: str, function: str, subject: str, *, can_wait: bool) -> Answer:
-        """Change the registration of a node; ``subject`` is the topic, or again the node."""
+        """Change the registration of a node; ``subject`` is the topic, or ``ident`` without one."""
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
         # One change at a time, so that the lock timeout of one shortens the waits of the next ones.

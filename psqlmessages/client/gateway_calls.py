@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from psqlmessages.client.calls import Call, Merging, check_names, raise_for_error, read_payload
-from psqlmessages.client.registration import JOIN_CALLS, UNDOES
+from psqlmessages.client.registration import JOIN_BY_LEAVE, JOIN_CALLS
 from psqlmessages.exceptions import MessagesError
 
 Answer = dict[str, Any]
@@ -42,10 +42,10 @@ _JOIN_MANY: Final = (
     " WITH ORDINALITY AS n (ident, function, topic, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
-_NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
+_NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "the ident is not a node of this session"}
 
-# Functions by which a node joins or leaves a topic. They wait for sessions that have locked it.
-JOIN_OR_LEAVE: Final = (*JOIN_CALLS, *UNDOES)
+# Functions by which a node joins or leaves a topic. Each waits if a session has locked the topic.
+JOIN_OR_LEAVE: Final = (*JOIN_CALLS, *JOIN_BY_LEAVE)
 # Functions whose calls may share a round trip, with their numbers of arguments.
 _BATCHABLE: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}
 # All functions that call_as accepts, with their numbers of arguments.
@@ -124,7 +124,7 @@ def init_or_deinit_many(function: str, idents: Sequence[str], seconds: float) ->
 
 
 def join_many(joins: Sequence[tuple[str, str, str]], seconds: float) -> Call[list[Answer]]:
-    """Create a call of the function of each (ident, function, topic); it returns all answers."""
+    """Create a call that runs many joins, each (ident, function, topic); it returns all answers."""
     columns = tuple(list(column) for column in zip(*joins, strict=True))
     return Call(_JOIN_MANY, (*columns, _lock_timeout(seconds)), _read_answers(len(joins)))
 

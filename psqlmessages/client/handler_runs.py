@@ -24,19 +24,19 @@ from psqlmessages.client.transactions import run_steps, run_steps_async
 
 @dataclass(slots=True, eq=False)
 class HandlerRun:
-    """A run of the handlers of a message, then of further messages with the same order key.
+    """Runs the handlers of a message, then of further messages with the same order key.
 
-    ``owner`` is the task, or the id of the thread, that runs the handlers.
+    ``runner`` is the task, or the id of the thread, that runs the handlers.
     """
 
     message: Message
     order_key: str | None
-    owner: object = None
+    runner: object = None
     action: HandlerAction | None = None
 
 
 class HandlerRuns:
-    """The current runs, at most ``Options.concurrency``, and messages that wait for their end."""
+    """The current runs, at most ``Options.concurrency``, and messages that wait for a run."""
 
     def __init__(self, handlers: NodeHandlers, state: NodeState) -> None:
         self._handlers = handlers
@@ -91,9 +91,9 @@ class HandlerRuns:
         if run.order_key is not None:
             self._waiting_count -= len(self._waiting.pop(run.order_key, ()))
 
-    def others(self, owner: object) -> set[HandlerRun]:
-        """Return the runs that other tasks or threads own."""
-        return {run for run in self.current if run.owner != owner}
+    def others(self, runner: object) -> set[HandlerRun]:
+        """Return the runs of other tasks or threads."""
+        return {run for run in self.current if run.runner != runner}
 
     def abandon(self, runs: Collection[HandlerRun]) -> None:
         """Log runs that have not ended in time, and consider them ended."""
@@ -158,7 +158,7 @@ def _complete(future: Future[Any], function: Callable[[], Any]) -> None:
 
 
 # If a signal handler calls `stop` just before the wait for room begins, nothing ends the wait. So
-# check this often.
+# check after this time whether the node is stopped.
 _ROOM_CHECK_SECONDS: Final = 1.0
 
 
@@ -209,7 +209,7 @@ class HandlerThreads:
         return not (self._state.is_stopped or self.fatal_error)
 
     def _handle(self, run: HandlerRun) -> None:
-        run.owner = threading.get_ident()
+        run.runner = threading.get_ident()
         try:
             is_current = True
             while is_current:
@@ -269,7 +269,7 @@ class HandlerTasks:
             async with TaskGroup() as tasks:
                 while (message := await receive()) is not None:
                     if (run := self._runs.begin(message)) is not None:
-                        run.owner = tasks.create_task(self._handle(run))
+                        run.runner = tasks.create_task(self._handle(run))
                     if not self._runs.has_room:
                         await self._wait_for_room()
                 await self.finish()
@@ -300,7 +300,7 @@ class HandlerTasks:
                 call = partial(copy_context().run, action)
                 action = partial(asyncio.get_running_loop().run_in_executor, self._threads, call)
         result = action()
-        # Not isawaitable for the results of handlers, which takes 1 µs if they are not awaitable.
+        # Not inspect.isawaitable, which takes 1 µs for a result that is not awaitable.
         while hasattr(type(result), "__await__"):
             result = await result
         return result
@@ -309,7 +309,7 @@ class HandlerTasks:
         """Wait up to ``stop_timeout`` for the handlers in other tasks, then cancel them."""
         if not (runs := self._runs.others(asyncio.current_task())):
             return
-        tasks: dict[Any, HandlerRun] = {run.owner: run for run in runs}
+        tasks: dict[Any, HandlerRun] = {run.runner: run for run in runs}
         seconds = self._state.options.stop_timeout.total_seconds()
         _, unfinished = await asyncio.wait(tasks, timeout=seconds)
         # Another call of this method may already have abandoned some of these runs.

@@ -84,7 +84,7 @@ class NodeHandlers:
         """Call the decorated function for each RPC; its return value is the answer.
 
         If the function raises an exception, the caller gets CallFailed with the class name of that
-        exception. If the function raises CallFailed, the caller gets its text.
+        exception. If the function raises CallFailed, the caller gets CallFailed with the same text.
         """
         self._rpc_handlers.append(handler)
         return handler
@@ -138,7 +138,7 @@ class NodeHandlers:
         return None
 
     def handle(self, message: Message, state: NodeState) -> Actions:
-        """Yield actions that call the handlers of a message, and answer it if that is wanted."""
+        """Yield actions that call the handlers of a message, and that answer if necessary."""
         failure = f"{state.ident} has no RPC handler" if message.type == RPC else ""
         for handler in self.matching(message):
             failure = ""

@@ -75,13 +75,13 @@ class Message:
         return self._begin_answer().reply(self, body)
 
     def reply_error(self, reason: str) -> Any:
-        """Answer that the request failed: the caller gets CallFailed. Await it as for ``reply``."""
+        """Answer that the request failed: the caller gets CallFailed. See :meth:`reply`."""
         return self._begin_answer().reply_error(self, reason)
 
     def _begin_answer(self) -> Replier:
         """Mark the message as answered, and return the node that sends the answer."""
         if self.replier is None or not self.wants_answer:
-            raise ValueError("cannot answer this message: its sender gave no token")
+            raise ValueError("cannot answer this message: its sender does not wait for an answer")
         self.is_answered = True
         return self.replier
 
@@ -111,8 +111,8 @@ class PendingCall:
     """A call that waits for answers: notifications, or the error that ends the wait.
 
     ``on_answer`` wakes the caller. ``is_sent``: the server has accepted the call. ``seconds`` is
-    the timeout. An AsyncNode ends the call at ``deadline``. If the call is not sent by then, the
-    deadline is first extended by ``extra_seconds``.
+    the timeout. An AsyncNode ends the call at ``deadline``. If the server has not accepted the call
+    by then, the AsyncNode adds ``extra_seconds`` to the deadline, once.
     """
 
     token: str
@@ -148,7 +148,7 @@ class PendingCall:
             self.add(error)
 
     def on_connected(self) -> None:
-        """Record a new connection, on which the call will be sent if it is not sent yet."""
+        """Forget an error of the old connection if the call is sent only on the new one."""
         if not self.is_sent:
             self._error = None
 
@@ -161,8 +161,8 @@ class PendingCall:
 
 # Header cache: headers of one sender and topic differ in size and id only, so parse one of them.
 
-# Groups: size, the text between size and id, id. A text is cached only after the header was parsed,
-# so that a string in it cannot imitate a size or an id.
+# Groups: size, the text between size and id, id. The text is cached only after the JSON parser has
+# confirmed size and id: a string in the header may contain the same characters.
 _TOPIC_HEADER: Final = re.compile(
     r'\{"Type":"Topic","Size":([0-9]{1,18}),(.{0,4000}),"Id":([0-9]{1,18})\}\n'
 )
@@ -173,7 +173,7 @@ _FIELD_TYPES: Final[dict[str, type]] = {
         ("From", "To", "Token", "Evt", "Ident", "Topic", "Dkey", "Enc", "Err", "Errstr"), str
     ),
 }
-# Events that a node or gateway creates locally. A notification with one of them is malformed.
+# Events that a node or gateway creates locally. PostgreSQL does not send them.
 _LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
 # At this number of headers the cache is cleared.
 _MAX_CACHED: Final = 1_000

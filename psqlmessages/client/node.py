@@ -31,7 +31,7 @@ class Node(NodeBase):
     """A named sender and receiver of messages; ``with`` registers and deregisters it.
 
     If the connection is lost, the node reconnects and then yields the local event "reconnected".
-    Threads may share a node: calls that wait while another one runs share a round trip.
+    Threads may share a node. While a call runs, other calls wait, and then share a round trip.
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
@@ -100,15 +100,13 @@ class Node(NodeBase):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        try:
+        with calls.unanswered_if_not_sent(message):
             self._session.run(calls.return_(message.sender, message.token or "", body))
-        except calls.NOTHING_SENT:
-            message.is_answered = False
-            raise
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
-        self._session.run(calls.return_error(message.sender, message.token or "", reason))
+        with calls.unanswered_if_not_sent(message):
+            self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     # Streams
 
@@ -141,7 +139,7 @@ class Node(NodeBase):
     def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """Wait until there may be new messages of a topic, to read them on another connection.
 
-        Returns False at the timeout or ``stop``. Read then too: a wake-up may have been lost.
+        Returns False at the timeout or ``stop``. Read in that case too: a wake-up may be lost.
         """
         return self._session.run_steps(self._state.wait_published(topic, timeout))
 
@@ -178,7 +176,7 @@ class Node(NodeBase):
         *,
         timeout: Duration | None = None,
     ) -> list[Element]:
-        """Take elements as ``pop`` does; uncommitted ones come back after ``duration``."""
+        """Take elements as ``pop`` does; uncommitted elements return after ``duration``."""
         statement = queue_calls.reserve(self._acting_node, queue, count, duration)
         return self._take(queue, statement, timeout)
 
@@ -194,10 +192,11 @@ class Node(NodeBase):
         """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
 
         Requesting the next element marks the previous one as finished. Finished elements are
-        committed at the end of the batch, when the loop is left, and ``group`` after the first of
-        them was yielded (at most a tenth of ``duration``; zero: one commit per element). Leaving
-        the loop also rolls back the current element, with a delay of 1 s that doubles with each try
-        up to 5 minutes, and releases the unread elements of the batch. Leases are not renewed.
+        committed together: when ``group`` has passed since the first of them was yielded, at the
+        end of the batch, and when the loop is left. ``group`` is at most a tenth of ``duration``;
+        zero means one commit per element. Leaving the loop also rolls back the current element,
+        with a delay of 1 s that doubles with each try up to 5 minutes, and releases the unread
+        elements of the batch. Leases are not renewed.
         """
         leased = LeasedBatch(self._state, self._acting_node, queue, duration, group)
         timeout = FOREVER if idle is None else idle
@@ -224,8 +223,8 @@ class Node(NodeBase):
         try:
             return self._session.run_steps(poller.steps())
         except BaseException:
-            # Ctrl-C may have come after the commit, so release the reserved elements. Popped ones
-            # have no lease, so they are lost.
+            # Ctrl-C may have come after the transaction, so release the reserved elements. Popped
+            # elements have no lease, so they are lost.
             leased = LeasedBatch(self._state, self._acting_node, queue)
             leased.add([element for element in taken if element.lease])
             self._session.run_steps(leased.give_back())
@@ -264,7 +263,7 @@ class Node(NodeBase):
 
     def _wait_for_answer(self, pending: PendingCall, deadline: float) -> bool:
         """Wait for an answer until the deadline; return whether there is one."""
-        self._session.wait(lambda: pending.answers, deadline, limits_heartbeat=True)
+        self._session.wait(lambda: pending.answers, deadline, also_limits_probes=True)
         if not pending.answers and self._state.is_stopped:
             raise self._state.stopped_error("while it waited for an answer")
         return bool(pending.answers)
@@ -294,7 +293,7 @@ class Node(NodeBase):
                 self.close()
 
     def _receive(self) -> Message | None:
-        """Wait for a message; None if the node is stopped, or a handler has ended ``run``."""
+        """Return the next message; None if the node is stopped, or a handler has ended ``run``."""
         session, state = self._session, self._state
         session.wait(lambda: state.inbox or self._handler_threads.fatal_error, inf)
         return session.run_steps(state.next_message(0, self)) if state.inbox else None

@@ -123,7 +123,7 @@ class NodeState:
         self.on_taken: Callable[[], object] = lambda: None
         # Called in the loop of an AsyncNode when it is stopped.
         self.on_stop: Callable[[], object] = lambda: None
-        # Whether the program has ever read messages, not only streams or queues.
+        # Whether the program has read messages from the inbox, not only streams or queues.
         self._reads_messages = False
         self._pending: dict[str, PendingCall] = {}
         # Distinguishes the tokens of ``call`` from those that the program passes to ``rpc``.
@@ -458,7 +458,7 @@ class NodeState:
             # Without a node there is no channel.
             heartbeat.cancel_probe(now)
         if heartbeat.is_overdue(now):
-            raise ConnectionLost("a notification to its own channel did not arrive")
+            raise ConnectionLost("a notification to the channel of the node did not arrive")
         due: list[Call[Any]] = []
         if heartbeat.check_housekeeping_due(now):
             due.append(calls.evaluate())
@@ -472,7 +472,7 @@ class NodeState:
 
     def _on_probe_answered(self, is_listening: bool) -> None:
         if not is_listening:
-            raise ConnectionLost("its backend does not listen on the channel of the node")
+            raise ConnectionLost("the backend does not listen on the channel of the node")
         self.heartbeat.on_probe_answered(monotonic())
 
     def on_due_call_failed(self, error: object, now: float) -> None:

@@ -12,8 +12,8 @@ from psqlmessages.client.durations import as_timedelta
 
 DEFAULT_CALL_TIMEOUT: Final = timedelta(seconds=5)
 
-# Keepalives detect a dead idle connection within about 25 s, and tcp_user_timeout one that has
-# unacknowledged data. Only the probe detects that a proxy has stopped forwarding.
+# Keepalives detect a dead idle connection within about 25 s. tcp_user_timeout detects a dead
+# connection with unacknowledged data. Only the probe detects that a proxy has stopped forwarding.
 CONNECTION_DEFAULTS: Final = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -28,9 +28,9 @@ class Options:
     """Settings of a node. Durations are timedeltas; a number of seconds is converted.
 
     ``synchronous_commit``: each commit waits until its WAL is on disk; topics and RPC need no WAL.
-    ``evaluate_interval``: how often the node calls housekeeping.
+    ``evaluate_interval``: how often the node runs housekeeping.
     ``probe_interval``: how often the node checks that its connection still listens.
-    ``probe_timeout``: the limit for the result of a probe; the shortest limit for sending a call.
+    ``probe_timeout``: the time limit for a probe, and the shortest time limit for sending a call.
     ``answer_timeout``: a connection without an answer for this long is considered lost.
     ``reconnect_wait``: how long a call waits for the node to reconnect.
     ``backoff_min``, ``backoff_max``: limits of the growing pauses between attempts to reconnect.

@@ -42,7 +42,7 @@ class AckResult(tuple[bool, ...]):  # noqa: SLOT001 - a tuple has no slots for a
     """
 
     def __new__(cls, done: Iterable[bool], dead_lettered: Iterable[bool] = ()) -> Self:
-        """Without ``dead_lettered``, no element became a dead letter."""
+        """Create a result. Without ``dead_lettered``, no element became a dead letter."""
         result = super().__new__(cls, done)
         result.dead_lettered = tuple(dead_lettered) or (False,) * len(result)
         return result
@@ -89,7 +89,8 @@ class Element:
     """One element of a queue; ``lease`` is needed to commit it or give it back ("" after ``pop``).
 
     ``mature``: when it became available; ``tries``: number of failed attempts; ``hops``: number of
-    exchanges that it has passed; ``is_settled``: it was committed or given back.
+    exchanges that it has passed; ``is_settled``: the server has answered its commit, rollback or
+    release.
     """
 
     id: int
@@ -309,8 +310,8 @@ _LEASE: Final = re.compile(r"[1-9][0-9]{0,17}\.[0-9a-f-]{36}")
 def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
     """Remove reserved elements; pass the elements or their leases.
 
-    The result has a bool for each, and is true if all are True. False: another consumer has taken
-    the element after its lease expired, or it was removed.
+    The result has a bool for each element, and is true if all are True. False: another consumer has
+    taken the element after its lease expired, or the element was removed.
     """
     call = _end_leases(_COMMIT_LEASES, ident, elements)
     leases: list[str] = call.params[1]
@@ -323,7 +324,7 @@ def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
 def rollback(
     ident: str, *elements: Element | str, delay: Duration | None = None
 ) -> Call[AckResult]:
-    """Give back elements as failed: to the end of the queue, or after ``delay``; add a try."""
+    """Give back elements as failed: to the end of the queue, or after ``delay``; count a try."""
     sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
     return _end_leases(sql, ident, elements, _delay_seconds(delay))
 
@@ -429,7 +430,7 @@ def sizes(ident: str, queue: str) -> Call[QueueSizes]:
 def queue_listen(
     ident: str, queue: str, on_answer: Callable[[ListenResult], None]
 ) -> TransactionCall[ListenResult]:
-    """Create a call that makes pushes to a queue notify this connection for some time.
+    """Create a call after which this connection is notified of pushes to a queue, for some time.
 
     ``on_answer`` receives the answer before the notifications that came with it are processed. The
     call raises LockNotAvailable if a transaction has locked the queue, for instance to create it.

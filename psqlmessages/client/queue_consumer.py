@@ -131,13 +131,13 @@ class LeasedBatch:
     def on_committed(self, answer: AckResult) -> None:
         """Record the answer of a commit; log lost leases."""
         self._finished = []
-        # If an earlier commit got no answer, it may have succeeded. Then False means no lost lease.
+        # An earlier commit without an answer may have succeeded. Then False is no proof of a loss.
         if not all(answer) and not self._may_be_committed:
             self._log_lost_leases(answer.count(False))
         self._may_be_committed = False
 
     def give_back_calls(self) -> Iterator[Call[AckResult]]:
-        """Yield the calls that give back the unfinished elements, and forget these."""
+        """Yield the calls that give back the unfinished elements; forget these elements."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:
@@ -170,7 +170,8 @@ class LeasedBatch:
 
     def _log_lost_leases(self, number: int) -> None:
         self._state.counters.lost_leases += number
-        self._warn("%s: a lease of queue %s had expired; the element is delivered again")
+        text = "%s: leases of queue %s had expired (%d); their elements may be delivered again"
+        self._warn(text, number)
 
     def _warn(self, text: str, *values: object) -> None:
         self._state.log.warning(text, self._ident, self._queue, *values)
@@ -188,7 +189,7 @@ RETRY_SECONDS: Final = 1.0
 class QueuePoller:
     """Waits for elements of a queue, and takes them with ``call``, in steps.
 
-    ``wake`` makes the caller check whether its wait is over. The caller may stop at any step.
+    ``wake`` makes the caller of the steps check ``Wait.is_ready``. The caller may stop at any step.
     """
 
     def __init__(
@@ -254,6 +255,7 @@ class QueuePoller:
             if may_listen and self._wait_list.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._wait_list.is_listening(monotonic())
+            # A notification during the call increases this number, and so causes another attempt.
             reason_count = self._wait_list.reason_count
             elements: list[Element] = yield self._call
         except ConnectionLost:

@@ -31,8 +31,8 @@ logger: Final = logging.getLogger("psqlmessages")
 log: Final = RateLimitedLogger(logger, timedelta(hours=1))
 
 ANSWER_SECONDS: Final = 10.0
-# All queues share the connection, so waiting for a lock delays all. If a transaction creates the
-# queue or changes rules, stop waiting for its lock after 100 ms, and retry after a second.
+# All queues share the connection, so a wait for a lock delays all of them. Creating a queue and
+# changing rules take such locks: stop waiting after 100 ms, and retry after a second.
 _LISTEN: Final = """
     SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '100ms', true)
 """
@@ -45,7 +45,7 @@ _POLLING_PERIOD_SECONDS: Final = 60.0
 
 
 class QueueListener:
-    """Listens to queues of one database, and calls the callbacks that wait for their elements.
+    """Listens to queues of one database; calls callbacks when a queue may have new elements.
 
     The connection is open while there are callbacks, and a minute longer. With ``may_poll``, a
     pooler that shares connections is no error, and ``listen`` returns when to poll.
@@ -79,8 +79,8 @@ class QueueListener:
     async def listen(self, ident: str, queue: str) -> QueueState:
         """Listen to a queue as the node ``ident``; return its state, with ``listen_again_at``.
 
-        If a lock or a pooler prevents listening, that is the time of the next poll. Raise
-        psycopg.Error or MessagesError for other causes, such as a missing rule.
+        If a lock or a pooler prevents listening, ``listen_again_at`` is the time of the next poll.
+        Raises psycopg.Error or MessagesError for other causes, such as a missing rule.
         """
         async with self._lock:
             if self._connection is None and not await self._connect_or_poll():

@@ -15,7 +15,8 @@ from psqlmessages.exceptions import (
     TopicNotExistent,
 )
 
-# Callers choose the names, so limit how many missing rules are counted. Others count as OTHERS.
+# Callers choose the names, so limit how many missing rules are counted, and count the rest as
+# OTHERS.
 MAX_RULES: Final = 500
 _ERROR_CLASSES: Final = (
     DestinationNotAuthorized,
@@ -61,7 +62,7 @@ class RefusedCalls:
             return counts
 
     def add(self, counts: Counter[NeededRule]) -> None:
-        """Add counts, for instance because the taken ones could not be stored in the database."""
+        """Add counts, such as those from ``take`` that could not be stored in the database."""
         with self._lock:
             for rule, count in counts.items():
                 is_full = rule not in self._counts and len(self._counts) >= MAX_RULES

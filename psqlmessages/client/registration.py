@@ -15,7 +15,7 @@ JOIN_CALLS: Final[dict[str, Callable[[str], Call[bool]]]] = {
     "topic_observe": calls.topic_observe,
 }
 # Functions by which a node leaves a topic; the value is the join function that each one undoes.
-UNDOES: Final = {
+JOIN_BY_LEAVE: Final = {
     "topic_unlisten": "topic_listen",
     "topic_unnotify": "topic_notify",
     "topic_unobserve": "topic_observe",
@@ -51,16 +51,16 @@ class Registration:
             if (joins := self._nodes.get(ident or self.acting_node)) is not None:
                 joins[function, subject] = True
         else:
-            self.drop(ident or self.acting_node, UNDOES[function], subject)
+            self.drop(ident or self.acting_node, JOIN_BY_LEAVE[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Record which joins an administrator has ended or restored, if the event is about one."""
+        """Record that an administrator has ended or restored a join, if the event reports this."""
         joins = self._nodes.get(ident, {})
         if event == "disconnect":
             joins.clear()
             return
         # Ignore joins that the node did not make: anyone who knows the channel can forge events.
-        join = (UNDOES.get(event, event), topic)
+        join = (JOIN_BY_LEAVE.get(event, event), topic)
         if join in joins:
             joins[join] = event in JOIN_CALLS
 

@@ -55,7 +55,7 @@ class NodeSession:
 
     If several threads wait, one of them is the reader, which reads for all. A thread uses the
     connection only while it holds the lock ``_io``, but the reader waits for data without it.
-    ``_reader_changed`` is acquired after ``_io``.
+    A thread that needs both locks acquires ``_io`` before ``_reader_changed``.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
@@ -111,7 +111,7 @@ class NodeSession:
     def close(self) -> None:
         """Stop, deregister and disconnect.
 
-        If another thread is connecting, do not wait for it: it disconnects after its attempt.
+        If another thread is connecting, do not wait: that thread disconnects after its attempt.
         """
         self._is_closing = True
         self.stop()
@@ -278,18 +278,18 @@ class NodeSession:
         self._waker.wake()
 
     def wait(
-        self, is_ready: Callable[[], object], deadline: float, *, limits_heartbeat: bool = False
+        self, is_ready: Callable[[], object], deadline: float, *, also_limits_probes: bool = False
     ) -> None:
         """Wait until ``is_ready()`` is true, the deadline has passed, or the node is stopped.
 
-        With ``limits_heartbeat``, housekeeping and probes that run during the wait also end at the
+        With ``also_limits_probes``, housekeeping and probes that run during the wait end at the
         deadline, but have at least ``probe_timeout``.
         """
         own_id = threading.get_ident()
         while not (is_ready() or self._state.is_stopped):
             try:
                 if self._become_reader(is_ready, deadline):
-                    self._read_once(is_ready, deadline, limits_heartbeat=limits_heartbeat)
+                    self._read_once(is_ready, deadline, also_limits_probes=also_limits_probes)
             finally:
                 # A signal handler may have interrupted these calls. As in `_run_on`, no function is
                 # called before the attribute is reset.
@@ -318,7 +318,7 @@ class NodeSession:
             self.close()
 
     def _read_once(
-        self, is_ready: Callable[[], object], deadline: float, *, limits_heartbeat: bool
+        self, is_ready: Callable[[], object], deadline: float, *, also_limits_probes: bool
     ) -> None:
         """Reconnect if it is time; or run due calls, wait for data, and process notifications."""
         with self._io:
@@ -331,7 +331,7 @@ class NodeSession:
                     return
                 descriptor = None
             else:
-                self._run_due_calls(self._connection, deadline if limits_heartbeat else inf)
+                self._run_due_calls(self._connection, deadline if also_limits_probes else inf)
                 if self._connection is None or is_ready():
                     return
                 descriptor = self._connection.fileno()

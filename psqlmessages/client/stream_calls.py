@@ -38,10 +38,10 @@ class Published(NamedTuple):
 class SubscriptionState(NamedTuple):
     """Current state of a subscription.
 
-    ``is_recovered`` is False after the subscription has expired, missed messages and restarted at
-    ``since``. The next ``connect_stream`` of the node sets it to True, although the messages stay
-    lost. ``backlog`` is the number of unread messages. The subscription expires at ``expires``
-    unless it is read before.
+    ``is_recovered`` is False if the subscription has expired and missed messages. After it has
+    restarted, the node's next ``connect_stream`` sets ``is_recovered`` to True; the missed messages
+    stay lost. ``since``: when the subscription started or restarted. ``backlog``: the number of
+    unread messages. The subscription expires at ``expires`` unless it is read before.
     """
 
     is_recovered: bool
@@ -83,7 +83,7 @@ COLUMNS: Final = "id, sender, payload, published_at, enc"
 
 _MAX_SECONDS = 2**31 - 1
 
-# Another reader may lock the subscription for long, and a node's connection must not hang then.
+# If another reader has locked the subscription, do not block the connection of the node for long.
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'")
 _COMMIT = SqlStatement("COMMIT")
 _ROLLBACK = SqlStatement("ROLLBACK")
@@ -197,7 +197,7 @@ def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
 def connect_stream(ident: str) -> Call[str]:
     """Create a call that registers a node, and sets ``is_recovered`` of its live subscriptions."""
     sql = "SELECT messages.connect_stream(%s)"
-    # It registers the node as init does.
+    # The SQL function also registers the node, as init does.
     return Call(sql, check_names(ident), read_channel, registration_change=("init", ident))
 
 
@@ -212,8 +212,8 @@ def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> Sq
 def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[bool]:
     """Acknowledge the next ``count`` messages: read them again in a transaction that commits.
 
-    Returns False, and acknowledges nothing, if they include messages after ``last``, because
-    another reader has moved the position.
+    If another reader has moved the position, these messages may include later ones than ``last``.
+    Then acknowledges nothing, and returns False.
     """
     yield _BEGIN
     rows = yield subscribe(key, count, "id, published_at")
@@ -225,14 +225,17 @@ def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[
 def read(
     key: SubscriptionKey, max_rows: int, count: int = 0, last: ReadPosition = START
 ) -> Script[MessageBatch]:
-    """Acknowledge ``count`` messages read earlier, and read the next ones without acknowledging."""
+    """Acknowledge ``count`` messages of earlier reads; then read the next ones.
+
+    The returned messages are not acknowledged.
+    """
     has_acknowledged = False
     if count:
         has_acknowledged = yield from acknowledge(key, count, last)
     yield _BEGIN
     rows = yield subscribe(key, max_rows)
     if rows:
-        # A commit would acknowledge them.
+        # A commit would acknowledge these messages.
         yield _ROLLBACK
         return MessageBatch(rows, has_acknowledged, None)
     call = subscription(key.ident, key.topic)

@@ -43,8 +43,8 @@ _FIRST_BATCH_ROWS = 100
 # A publisher whose transaction began before we connected sends no wake-up, so poll with growing
 # intervals.
 _FIRST_POLL_SECONDS = 1.0
-# Messages after one whose transaction is open cannot be read yet. If that transaction rolls back,
-# no wake-up is sent, so poll more often.
+# If a publisher's transaction is open, the messages after its own cannot be read yet. If it rolls
+# back, no wake-up is sent, so poll more often.
 _MIN_BLOCKED_POLL_SECONDS = 0.05
 _MAX_BLOCKED_POLL_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
@@ -53,7 +53,7 @@ _RETRY_SECONDS = 1.0
 class SubscriptionReader:
     """Reads one subscription and acknowledges its messages, in steps.
 
-    An error may interrupt a method at any step. A later call continues from there.
+    An error may interrupt a method at any step. A later call continues from the state so far.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from psqlmessages import wire
 from psqlmessages.client.queue_calls import ListenResult
 from psqlmessages.wire import MalformedPayload
 
-# Anyone who knows a channel can send events of topics that do not exist, so limit their number.
+# Anyone who knows a channel can send events of topics that do not exist, so limit the counters.
 _MAX_TOPICS: Final = 10_000
 _MAX_TOPIC_CHARACTERS: Final = 100
 # The event that wakes readers of a stream; a node does not yield it as a message.
@@ -85,7 +85,7 @@ _LOCKED_POLL_SECONDS: Final = 1.0
 # After an attempt that found nothing, wait this long for a notification. Then call queue_listen,
 # whose answer tells when the next element becomes available.
 _LISTEN_AFTER_EMPTY_SECONDS: Final = 0.02
-# The event of a queue that has a new channel, because a rule to read the queue was removed.
+# The event that a queue has a new channel, because a rule to read the queue was removed.
 MOVED: Final = "moved"
 
 
@@ -191,7 +191,7 @@ class WaitList:
 
     @property
     def reason_count(self) -> int:
-        """Number of reasons to try so far; a flag would lose a reason during an attempt."""
+        """Number of reasons to try so far; a flag would lose a reason that comes during a try."""
         return self._notifications + self._wakeups.connections
 
     def on_notification(self, event: str) -> None:

@@ -69,8 +69,8 @@ class CelEncoder:
         self._units += units
         if self._units > self._max_units:
             raise SelectorFailed(
-                f"limit: the expression may read {self._max_units:,} units of a message,"
-                " and this message has more"
+                f"limit: the expression may read {self._max_units:,} units of an element,"
+                " and this element has more"
             )
 
     def _scalar(self, value: Any, _: int) -> Any:

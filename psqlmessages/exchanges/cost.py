@@ -1,4 +1,4 @@
-"""Cost bounds of an expression, so that no message makes its evaluation slow.
+"""Cost bounds of an expression, so that no element makes its evaluation slow.
 
 An evaluation cannot be interrupted, but expressions have no loops. So the maximum cost is known at
 compile time: it is a polynomial in the size of the fields that the expression reads. Sizes are in
@@ -102,7 +102,8 @@ def _class_size(text: str, fold_factor: int) -> int:
 # Cost of an expression.
 
 VALUE_UNITS: Final = 128
-# Limits for the units that an expression may read. With less than MIN_UNITS it would be useless.
+# Limits for the units that an expression may read. With less than MIN_UNITS, an expression could
+# read only tiny elements.
 MAX_UNITS: Final = 4 * 1024 * 1024
 MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000

@@ -224,7 +224,7 @@ def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
 
 
 def _path(expression: ExpressionTree) -> _Path | None:
-    """Return the path of an expression such as ``msg.headers["a"]``; None for any other one."""
+    """Return the path of an expression such as ``msg.headers["a"]``; None for other expressions."""
     key: str | None = None
     match expression.kind, expression.value:
         case "name", name:

@@ -1,4 +1,4 @@
-"""Data model of routing: messages, exchanges, results, errors."""
+"""Data model of routing: selector inputs, exchanges, results, errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ident_of(exchange: str) -> str:
 
 @dataclass(frozen=True)
 class CompiledDestination:
-    """A destination queue and its selector. Without a selector, it gets a copy of every message."""
+    """A destination queue and its selector. Without a selector, it gets a copy of every element."""
 
     queue: QueueRef
     selector: Selector | None = None
@@ -63,7 +63,7 @@ class CompiledExchange:
 
     Each process runs ``parallel`` consumers, which together take at most ``wsize`` elements at a
     time. If ``reserve`` is true, an element stays in its source until other databases have their
-    copies. A message that has passed ``max_hops`` exchanges goes to the queue
+    copies. An element that has passed ``max_hops`` exchanges goes to the queue
     ``__too_many_hops__``. ``no_route`` is one of NO_ROUTE_ACTIONS.
     """
 
@@ -84,7 +84,7 @@ class CompiledExchange:
 
     @property
     def outcome_without_route(self) -> Outcome:
-        """The outcome of a message that no destination accepts, if no selector failed."""
+        """The outcome of an element that no destination accepts, if no selector failed."""
         return "discarded" if self.no_route == "discard" else "no_route"
 
     @cached_property
@@ -96,9 +96,9 @@ class CompiledExchange:
 
 @dataclass
 class SelectorInput:
-    """Input of selectors: one element. ``ns`` is the namespace of ``queue``.
+    """The message (``msg``) that selectors read and may change: the values of one element.
 
-    ``body`` is str, bytes or a JSON value.
+    ``body`` is str, bytes or a JSON value. ``ns`` is the namespace of ``queue``.
     """
 
     body: Any = None
@@ -135,13 +135,14 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision for the destination with this index: whether it gets a copy, and why.
+    """Decision for the destination with this index: whether its selector accepts, and why.
 
-    ``error`` is set if the selector failed. ``seconds`` is the time that the selector took.
+    Without a selector, ``is_accepted`` is true. ``error`` is set if the selector failed.
+    ``seconds`` is the time that the selector took.
     """
 
     destination: int
-    is_taken: bool
+    is_accepted: bool
     why: str
     seconds: float = field(default=0.0, compare=False)
     error: str | None = None
@@ -167,4 +168,4 @@ class SelectorsUnavailable(MessagesError):
 
 
 class SelectorFailed(MessagesError):
-    """A selector failed for a message, so its destination gets no copy."""
+    """A selector failed for an element, so the selector's destination gets no copy."""

@@ -1,4 +1,4 @@
-"""Result of a selector: yes or no, and the changes to the message."""
+"""Result of a selector: whether it accepts an element, and its changes to the message."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MAX_DESCRIPTION: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class SelectorResult:
-    """Result of one selector: whether the destination gets a copy, and changes to the message.
+    """Result of one selector: whether it accepts the element, and its changes to the message.
 
     ``headers`` and ``state`` are merged into the current ones. If ``is_replacement`` is true, they
     replace the current ones. ``body`` replaces the body. None and UNCHANGED change nothing.
     """
 
-    is_taken: bool
+    is_accepted: bool
     why: str
     delay: float | None = None
     mature: float | None = None
@@ -39,8 +39,8 @@ class SelectorResult:
     is_replacement: bool = False
 
 
-YES: Final = SelectorResult(is_taken=True, why="true")
-NO: Final = SelectorResult(is_taken=False, why="false")
+YES: Final = SelectorResult(is_accepted=True, why="true")
+NO: Final = SelectorResult(is_accepted=False, why="false")
 
 
 def to_result(value: Any) -> SelectorResult:
@@ -126,9 +126,9 @@ def copy_body(value: Any) -> Any:
 
 
 def _map_to_result(value: Mapping[Any, Any]) -> SelectorResult:
-    is_taken, why = True, "a map"
+    is_accepted, why = True, "a map"
     if "select" in value:
-        is_taken = is_truthy(value["select"])
+        is_accepted = is_truthy(value["select"])
         why = f"select: {describe(value['select'])}"
     changes = {
         key: convert(value[key])
@@ -137,7 +137,7 @@ def _map_to_result(value: Mapping[Any, Any]) -> SelectorResult:
     }
     if "body" in value:
         changes["body"] = copy_body(value["body"])
-    return SelectorResult(is_taken, why, **changes)
+    return SelectorResult(is_accepted, why, **changes)
 
 
 def _delay(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""Routing: the copies to push for a message and an exchange. Pure."""
+"""Routing: the copies of an element that an exchange pushes. Pure."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _DIGITS: Final = frozenset("0123456789")
 def route(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> RoutingResult:
-    """Route a message: decide which destinations get a copy, and the content of each copy.
+    """Route an element: decide which destinations get a copy, and the content of each copy.
 
-    This changes ``message``: it sets the hop count, and selectors may replace headers and body. To
-    preserve the message, pass a shallow copy. Without ``now``, an expression that reads the time
-    fails. Raise ValueError if ``now`` has no time zone.
+    ``message`` has the values of the element. This function sets its hop count, and selectors may
+    replace its headers and body. To preserve ``message``, pass a shallow copy. Without ``now``, an
+    expression that reads the time fails. Raise ValueError if ``now`` has no time zone.
     """
     if now is not None and now.tzinfo is None:
         raise ValueError("now needs a time zone")
@@ -49,7 +49,7 @@ def route(
     deliveries = tuple(traversal.deliveries)
     if deliveries:
         return RoutingResult("ok", deliveries, verdicts)
-    # A failed selector might have accepted the message, so do not discard it.
+    # The failed selector might have accepted the element, so do not discard the element.
     has_failed = any(verdict.error for verdict in verdicts)
     return RoutingResult("no_route" if has_failed else exchange.outcome_without_route, (), verdicts)
 
@@ -65,7 +65,7 @@ def read_hop_count(headers: Mapping[str, Any]) -> int:
 
 
 class _Traversal:
-    """Visits the destinations of one message in order, and collects the copies to push."""
+    """Visits the destinations for one element in order, and collects the copies to push."""
 
     def __init__(self, message: SelectorInput, activations: ActivationCache) -> None:
         self.deliveries: list[Delivery] = []
@@ -79,7 +79,7 @@ class _Traversal:
         """Evaluate a destination's selector and apply its changes; add a copy if it accepts."""
         if destination.selector is None:
             self.deliveries.append(Delivery(index, self._headers, self._body))
-            return Verdict(index, is_taken=True, why="always")
+            return Verdict(index, is_accepted=True, why="always")
         started = perf_counter()
         try:
             result = destination.selector.evaluate(self._activations)
@@ -87,10 +87,10 @@ class _Traversal:
             seconds = perf_counter() - started
             return Verdict(index, False, why=error.text, seconds=seconds, error=error.text)
         self._apply_changes(result)
-        if result.is_taken:
+        if result.is_accepted:
             options = (result.delay, result.mature, result.tries)
             self.deliveries.append(Delivery(index, self._headers, self._body, *options))
-        return Verdict(index, result.is_taken, result.why, perf_counter() - started)
+        return Verdict(index, result.is_accepted, result.why, perf_counter() - started)
 
     def _apply_changes(self, result: SelectorResult) -> None:
         message, context = self._message, self._activations.context
@@ -115,7 +115,7 @@ Deliveries = tuple[Delivery, ...]
 class RouteCache:
     """Caches the deliveries of an exchange. The key is the few headers that its selectors read.
 
-    Without this cache, selectors would take half of the time that Python spends on a message.
+    Without this cache, selectors would take half of the time that Python spends on an element.
     """
 
     def __init__(self, headers: tuple[str, ...], max_hops: int) -> None:

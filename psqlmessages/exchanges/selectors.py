@@ -1,4 +1,4 @@
-"""Selectors: expressions or registered functions, and their evaluation for one message."""
+"""Selectors: expressions or registered functions, and their evaluation for one element."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def selector(name: str) -> Callable[[SelectorFunction], SelectorFunction]:
 
 
 def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bool:
-    """Return whether both are one function, perhaps from a module that was reloaded."""
+    """Return whether both are the same function, perhaps after its module was reloaded."""
     if not (isinstance(known, FunctionType) and isinstance(function, FunctionType)):
         return known == function
     known_name = (known.__module__, known.__qualname__)
     return known_name == (function.__module__, function.__qualname__)
 
 
-# Evaluation of the selectors of an exchange for one message.
+# Evaluation of the selectors of an exchange for one element.
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Selector:
 
     @classmethod
     def of(cls, text: str) -> Selector | None:
-        """Return the selector with this text; None for "", which selects every message."""
+        """Return the selector with this text; None for "", which selects every element."""
         return cls(text) if text else None
 
     @property

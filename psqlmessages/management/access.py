@@ -18,8 +18,8 @@ def _add_rule_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="node name, or a pattern that ends in *")
     parser.add_argument(
         "mode", metavar="MODE", choices=("W", "R", "RW", "O", "A"),
-        help="W (send), R (receive), RW, O (observe a topic), or A (administer a queue, includes"
-        " RW); for Rpc: W",
+        help="W (send or push), R (receive or take), RW (both), O (observe a topic), or A"
+        " (administer a queue, includes RW). Rpc has only W",
     )  # fmt: skip
     parser.add_argument(
         "type", metavar="TYPE", type=str.lower, choices=("topic", "queue", "rpc"),
@@ -45,12 +45,12 @@ def _configure_allow(parser: ArgumentParser) -> None:
 def _configure_token(parser: ArgumentParser) -> None:
     parser.add_argument("user", metavar="USER", help="the name of the user")
     parser.add_argument(
-        "--days", type=_parse_days, default=30.0, help="days that the token is valid (default: 30)"
+        "--days", type=_parse_days, default=30.0, help="validity of the token (default: 30 days)"
     )
     parser.add_argument(
         "--websocket",
         action="store_true",
-        help="print a token for WebSockets, which the REST API does not accept",
+        help="print a token for WebSockets only: the REST API does not accept it",
     )
 
 
@@ -67,8 +67,8 @@ def _deny(arguments: Namespace) -> int:
     if remaining_mode is None:
         role = f" of role {rule.role}" if rule.role else ""
         return fail(
-            f"{rule.node!r}{role} has no rule for {rule.type} {arguments.destination!r};"
-            " a pattern may allow it: see the rules in the admin"
+            f"node {rule.node!r}{role} has no rule for {rule.type} {arguments.destination!r}. If a"
+            " rule with a pattern allows this, change that rule in the admin"
         )
     print(f"{rule.node} may {remaining_mode or 'nothing'} {rule.type} {arguments.destination}")
     return 0

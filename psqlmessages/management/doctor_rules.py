@@ -13,12 +13,12 @@ from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, why_denied
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
-# The first words of a fix that is a command of psqlmessages, or migrate.
+# The first words of a fix that is a command of psqlmessages, or "migrate psqlmessages".
 _COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 
 # Whether a rule matches all parameters. An empty parameter matches every rule. The parameter mode
-# is a regular expression. The ident and dest, of rules and parameters, may be patterns, which end
-# in *. Two of them match if there is a name for both: one begins with the other without its *.
+# is a regular expression. In rules and parameters, ident and dest may be patterns, which end in *.
+# A rule and a parameter match if a name exists that fits both.
 _HAS_RULE = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_auth AS a
@@ -54,7 +54,7 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
         receiver = "" if handler.node == EVERY_NODE else handler.node
         purpose = f"for the handler {handler.name}"
         if handler.topic:
-            # A rule for one topic or node of a pattern is enough.
+            # If the handler has patterns, a rule for one matching topic or node is enough.
             require_rule(
                 f"no rule lets {receiver or 'any node'} receive {handler.topic}, {purpose}",
                 f"{shlex.quote(receiver or node or 'NODE')} R Topic {shlex.quote(handler.topic)}",
@@ -71,7 +71,10 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
 
 
 def _known_names() -> dict[str, str]:
-    """Return a node and a topic of this project, for fixes; a key is missing if none is known."""
+    """Return a node and a topic of this project, for the texts of fixes.
+
+    The key "node" or "topic" is missing if the project names none.
+    """
     handlers = registry.list_handlers(None)
     nodes = [get_settings().NODE, *(each.node for each in handlers if each.node != EVERY_NODE)]
     topics = [each.topic for each in handlers]

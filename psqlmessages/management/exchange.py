@@ -141,7 +141,7 @@ def _test(arguments: Namespace) -> int:
     result = dry_run_exchange(exchange, SelectorInput(body, arguments.headers, **options))
     for destination in result.destinations:
         verdict = destination.verdict
-        answer = "yes" if verdict.is_taken else "no"
+        answer = "yes" if verdict.is_accepted else "no"
         print(one_line(f"{destination.queue}: {answer}, {verdict.error or verdict.why}"))
         if destination.copy is not None:
             _print_copy(destination.copy)

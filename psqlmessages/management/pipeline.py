@@ -46,7 +46,7 @@ def _configure(parser: ArgumentParser) -> None:
             type=_parse_key_and_value,
             action="append",
             default=[],
-            help="configuration of Spark; repeatable",
+            help="setting of Spark; repeatable",
         )
         job.configure(job_parser)
         job_parser.set_defaults(job=job.run)
@@ -55,7 +55,7 @@ def _configure(parser: ArgumentParser) -> None:
 def add_streaming_arguments(
     parser: ArgumentParser, checkpoint: str, trigger: str = "1 second"
 ) -> None:
-    """Add the arguments of a streaming job; ``checkpoint`` and ``trigger`` are their defaults."""
+    """Add the arguments of a streaming job; ``checkpoint`` and ``trigger`` are default values."""
     parser.add_argument(
         "--trigger",
         type=_parse_interval,
@@ -110,7 +110,7 @@ class JobContext:
     def __enter__(self) -> Self:
         from psqlmessages.pipeline.database import DSN_VARIABLE, dsn_variable
 
-        # Spark's processes read the connection strings of the databases from the environment.
+        # Spark's processes read the addresses of the databases from the environment.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
                 os.environ[dsn_variable(alias)] = direct_dsn(alias)
@@ -159,7 +159,7 @@ class JobContext:
         return {"processingTime": self.arguments.trigger}
 
     def follow(self, query: StreamingQuery, lag: Callable[[], float | None], **others: Any) -> None:
-        """Follow a query with a JobRunner until it ends; ``others``: its other fields."""
+        """Follow a query with a JobRunner until the query ends; ``others``: fields of JobRunner."""
         from psqlmessages.pipeline.job_runner import JobRunner
 
         fields = {"record": self.record, "print_line": self.say, **others}
@@ -170,7 +170,7 @@ class JobContext:
         print(text, file=sys.stderr, flush=True)
 
     def record(self, progress: JobProgress) -> None:
-        """Write the progress of the job; print a warning when the database becomes unreachable."""
+        """Write the progress of the job, or print why it cannot be written (once per outage)."""
         fields: dict[str, Any] = {
             "state": progress.state,
             "rows": progress.rows,

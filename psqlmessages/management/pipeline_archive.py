@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,6 +18,7 @@ from psqlmessages.cli.output import (
     time_with_zone,
 )
 from psqlmessages.management import pipeline
+from psqlmessages.pipeline.source_options import MAX_ID, parse_number
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
@@ -104,9 +105,12 @@ def _replay(arguments: Namespace) -> int:
 
 
 def _parse_id_or_time(text: str) -> int | datetime:
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    return time_with_zone(text)
+    if not (text.isascii() and text.isdecimal()):
+        return time_with_zone(text)
+    number = parse_number(text, MAX_ID)
+    if number is None:
+        raise ArgumentTypeError(f"larger than the largest id {MAX_ID}: {text!r:.100}")
+    return number
 
 
 # Shown in the help, and replaced with the address of this folder when the job starts.
@@ -169,7 +173,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def _add_folder(parser: ArgumentParser, *, is_required: bool = True) -> None:
-    # With SUPPRESS, a subcommand without --to uses the --to before the subcommand.
+    # With SUPPRESS, --to may also come before the subcommand.
     parser.add_argument(
         "--to",
         metavar="DIR",
@@ -194,7 +198,7 @@ def _archive(arguments: Namespace) -> int:
 
 
 def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
-    """Run one query, or wait for a mark. Return whether the marks changed: then run a new query."""
+    """Run one query, or wait for a mark. If the marks change, return True: run a new query then."""
     from psqlmessages.pipeline.archive import archive_job
     from psqlmessages.pipeline.offsets import Lag
 

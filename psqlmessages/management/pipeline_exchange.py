@@ -78,9 +78,9 @@ class SparkExchangeState:
     # The definition
 
     def read(self) -> CompiledExchange | None:
-        """Read the exchange to run; None if it is stopped or cannot run.
+        """Read and compile the exchange; return None if it is stopped or cannot run.
 
-        Raise Exchange.DoesNotExist if it was deleted.
+        Raises Exchange.DoesNotExist if the exchange was deleted.
         """
         row = repository.rows(self._using).get(name=self._name)
         self._pk = row.pk
@@ -105,7 +105,7 @@ class SparkExchangeState:
         return None
 
     def lag(self) -> float | None:
-        """Return for how many seconds the oldest available element has waited; 0 without elements.
+        """Return for how many seconds the oldest element has been available; 0 if there is none.
 
         Returns None if the exchange cannot run. Raises ServerUnreachable if the source's database
         is unreachable, and MessagesError if the role may not read the table of elements.
@@ -126,7 +126,7 @@ class SparkExchangeState:
     # Counters
 
     def write(self) -> None:
-        """Write the counters and the heartbeat; log missing rules."""
+        """Write the counters and the current time; check the rules if one may be missing."""
         if self._pk is None:
             return
         counters = self.counter_store.of(self._pk)
@@ -192,7 +192,7 @@ class DefinitionSync(Thread):
             connections.close_all()
 
     def close(self) -> None:
-        """Stop the thread and write the last counters; raise the error of the thread, if any."""
+        """Stop the thread. Raise the error that ended it, or else write the last counters."""
         self._is_stopping.set()
         self.join()
         if self._error is not None:
@@ -224,7 +224,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tasks",
         type=positive,
-        help="number of parallel tasks, each like a process of exchange run (default: all cores)",
+        help="number of parallel tasks; each works like a process of `exchange run` (default: one"
+        " per core)",
     )
     parser.add_argument(
         "--span",

@@ -62,13 +62,18 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--archive",
         metavar="DIR",
-        help="read the stored messages and those of this archive, with Spark; --of traffic has no"
-        " effect then",
+        help="read the stored messages and those of this archive, with Spark (not with --of"
+        " traffic)",
     )
 
 
 def run(arguments: Namespace) -> int:
-    """Write the page, and print its path."""
+    """Write the page, and print its path; raise ValueError for an invalid period or source."""
+    if arguments.archive and arguments.of == "traffic":
+        raise ValueError(
+            "--archive reads messages, but --of traffic reads counted windows. Remove one of the"
+            " two options"
+        )
     now = datetime.now(UTC)
     period = contents.Period(
         contents.parse_time(arguments.begin, now), contents.parse_time(arguments.end, now)
@@ -148,8 +153,8 @@ _MAX_WINDOWS: Final = 1600
 
 _COLUMNS: Final = """count, bytes, size_p50, size_p95, size_p99,
         latency_p50, latency_p95, latency_p99"""
-# A step is the time between two points of the chart. ``at`` is the start of a window's step: steps,
-# like windows, start at multiples of their length since 1970.
+# A step is the time between two points of the chart. ``at`` is the start of the step that contains
+# a window. Steps and windows start at multiples of their length since 1970.
 _WINDOWS: Final = f"""
     SELECT topic, sender, {_COLUMNS},
         (extract(epoch FROM starts_at)::bigint / %(step)s * %(step)s) AS at
@@ -227,7 +232,7 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
 
 
 def _read_flows(using: str) -> list[ExchangeFlow]:
-    """Read the exchanges with their counters, which count since each exchange was created."""
+    """Read the exchanges and their counters. A counter counts since its exchange was created."""
     outcomes: dict[int, Counter[str]] = defaultdict(Counter)
     copies: dict[int, Counter[int]] = defaultdict(Counter)
     for row in ExchangeCount.objects.using(using):
@@ -272,7 +277,7 @@ def _choose_window_length(period: Period, using: str) -> int | None:
     more, the longest.
     """
     traffic = Traffic.objects.using(using).order_by()
-    # By length: the latest time at which its first window in the period may start.
+    # By length: the start of its first window in the period, or an upper bound of this start.
     oldest: dict[int, float] = {}
     for window in Window.values:
         rows = traffic.filter(window_seconds=window)

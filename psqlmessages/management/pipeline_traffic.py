@@ -34,8 +34,8 @@ def _configure(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         type=duration,
         default="600",
-        help="maximum duration of a transaction that publishes; messages of longer transactions may"
-        " be left out, which the job reports (default: 600)",
+        help="maximum duration of a transaction that publishes (default: 600). Messages of longer"
+        " transactions may not be counted; the job then prints a warning",
     )
     parser.add_argument(
         "--rows",
@@ -46,8 +46,7 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--allow-gaps",
         action="store_true",
-        help="if messages were removed before they were read, report this and continue, instead of"
-        " failing",
+        help="if messages were removed before they were read, print a warning instead of failing",
     )
     add_streaming_arguments(parser, CHECKPOINT)
 
@@ -73,7 +72,7 @@ def run(arguments: Namespace) -> int:
                 "failOnDataLoss": str(not arguments.allow_gaps).lower(),
             },
         )
-        lag = Lag(query, traffic.CLIENT, split_names(arguments.topic))
+        lag = Lag(query, traffic.IDENT, split_names(arguments.topic))
         try:
             context.follow(query, lag, record=_make_recorder(context))
         finally:
@@ -95,7 +94,7 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
         try:
             traffic_windows.prune(context.arguments.database)
         except (OperationalError, InterfaceError) as error:
-            context.say(f"could not remove old windows, will try again: {error}")
+            context.say(f"could not remove old windows, trying again in 10 minutes: {error}")
 
     return record
 
@@ -108,12 +107,12 @@ def _print_topics(context: JobContext) -> None:
     arguments = context.arguments
     with closing(Database({})) as database:
         names = split_names(arguments.topic)
-        topics = offsets.read_watermarks(database, traffic.CLIENT, names).topics
+        topics = offsets.read_watermarks(database, traffic.IDENT, names).topics
     number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
-    context.say(f"reading {number} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
+    context.say(f"reading {number} as {traffic.IDENT}, checkpoint {arguments.checkpoint}")
     if not topics:
         context.say(
-            f"there is no topic that {traffic.CLIENT} may read. To allow all topics: python"
+            f"there is no topic that {traffic.IDENT} may read. To allow all topics: python"
             f" manage.py psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic"
             " '*'"
         )

@@ -48,7 +48,7 @@ class Migration(migrations.Migration):
                     "wsize",
                     models.SmallIntegerField(
                         default=100,
-                        help_text="Maximum number of elements in flight in each process, 1 to 4096.",
+                        help_text="Maximum number of elements that a process takes at a time, 1 to 4096.",
                         verbose_name="window size",
                     ),
                 ),

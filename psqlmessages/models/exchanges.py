@@ -42,7 +42,8 @@ class Exchange(models.Model):
         _("window size"),
         default=100,
         help_text=format_lazy(
-            _("Maximum number of elements in flight in each process, 1 to {most}."), most=MAX_WSIZE
+            _("Maximum number of elements that a process takes at a time, 1 to {most}."),
+            most=MAX_WSIZE,
         ),
     )
     reserve = models.BooleanField(

@@ -74,9 +74,9 @@ class HistoryPeriod(models.Model):
 class RefusedCall(models.Model):
     """Calls of a node that were refused because one rule is missing.
 
-    ``type``, ``dest`` and ``mode`` are "" if the error did not name them. If there are too many
-    missing rules, the row with ident "" counts the remaining calls. After an hour without such a
-    call, ``count`` begins again.
+    ``type``, ``dest`` and ``mode`` are "" if the error did not contain them. If there are too many
+    missing rules, the row with ident "" counts the calls that lack other rules. After an hour
+    without a refused call, ``count`` begins again.
     """
 
     ident = NameField()

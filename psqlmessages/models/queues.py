@@ -16,7 +16,7 @@ DEAD_LETTERS = "__deadletter__"
 
 
 class ExistingQueues(models.Manager["Queue"]):
-    """The queues without removed ones. A removed queue exists again while it has elements."""
+    """The queues that exist. A removed queue exists again while it has elements."""
 
     def get_queryset(self) -> models.QuerySet[Queue]:
         """Exclude removed queues without elements."""

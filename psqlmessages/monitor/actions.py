@@ -95,7 +95,7 @@ def missing_rule(error: Exception, back_url: str) -> dict[str, str]:
     """Return the fields of a form that adds the rule that a refused call lacks; {} if unknown."""
     if isinstance(error, MessagesError):
         for rule in error.missing_rules():
-            # Other rules may have placeholders.
+            # A missing rule of another node may have placeholders.
             if rule[1] == error.caller.ident:
                 return {**dict(zip(RULE_FIELDS, rule, strict=True)), "back": back_url}
     return {}

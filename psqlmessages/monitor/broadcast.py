@@ -48,7 +48,7 @@ class Broadcast:
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
-        """Send a ready viewer all data of its page, or only a status if its user is not checked."""
+        """If the viewer is ready, send its page's data; if the user is unchecked, only a status."""
         viewer.has_started = True
         if not viewer.check_ready():
             return

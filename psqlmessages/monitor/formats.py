@@ -28,7 +28,7 @@ def format_age(age: timedelta | float | None) -> str:
 
 
 def format_count(number: int | None, limit: int = MAX_COUNTED) -> str:
-    """Format a number of things that were counted up to ``limit``; "" if it is unknown."""
+    """Format a number, or ``over 10,000`` if it exceeds this ``limit``; "" if it is unknown."""
     if number is None:
         return ""
     return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"

@@ -1,4 +1,4 @@
-"""Exchanges page: a graph of exchanges and queues. All viewers share one read every 2 s."""
+"""Exchanges page: a graph of exchanges and queues. Viewers share a read, at most every 2 s."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _describe_queue(
 
 
 def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
-    """Collect the queues: sources, destinations, and fallback queues that received elements."""
+    """Collect sources and destinations, and ``__no_route__`` and ``__too_many_hops__`` if used."""
     refs: set[QueueRef] = set()
     for exchange in exchanges:
         source = QueueRef(*exchange["source"])

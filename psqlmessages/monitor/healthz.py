@@ -86,6 +86,7 @@ async def _is_database_answering() -> bool:
         if attempt.done() and not attempt.cancelled():
             # None: the connection failed; [None]: the query took too long.
             return attempt.result() not in (None, [None])
-        # The time is over, or another request has cancelled the attempt: then begin a new one.
+        # Either the time is over, or another request has cancelled the attempt. In the second case
+        # the loop begins a new attempt.
         attempt.cancel()
     return False

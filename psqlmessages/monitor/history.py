@@ -19,7 +19,7 @@ class MessageCount(NamedTuple):
 
 
 class PerSecondRing:
-    """Message counts and sizes by second, a Unix time, for the last ``HISTORY_SECONDS``."""
+    """Numbers and sizes of messages in each of the last ``HISTORY_SECONDS``, by Unix time."""
 
     __slots__ = ("_counts", "_sizes", "newest")
 
@@ -29,7 +29,7 @@ class PerSecondRing:
         self.newest = second
 
     def add(self, second: int, size: int) -> None:
-        """Count a message in this second; in the newest second if the clock was set back."""
+        """Count a message in this second. If the clock was set back, use the newest second."""
         if second > self.newest:
             self._advance(second)
         index = self.newest % HISTORY_SECONDS
@@ -45,7 +45,7 @@ class PerSecondRing:
 
     def intervals(self, first: int, step: int, number: int) -> list[int]:
         """Return message counts of ``number`` intervals of ``step`` seconds, from ``first`` on."""
-        # Faster than total() for each: a snapshot of the list needs 60 intervals of each topic.
+        # Faster than total() for each interval: a snapshot of the list has 60 intervals per topic.
         oldest = (self.newest + 1) % HISTORY_SECONDS
         ordered = self._counts[oldest:] + self._counts[:oldest]
         first_index = first - (self.newest - HISTORY_SECONDS + 1)
@@ -81,7 +81,7 @@ _EVICTED_TOPICS: Final = MAX_TOPICS // 10
 # After a restart of PostgreSQL, housekeeping may report the crashes of nodes for this long.
 _RESTART_SECONDS: Final = 60.0
 
-# The set of nodes that an event changes, and whether the event adds its node.
+# For each event: the set of nodes that it changes, and whether it adds its node to the set.
 _MEMBERSHIP_EVENTS: Final = {
     "topic_notify": ("senders", True),
     "topic_unnotify": ("senders", False),
@@ -97,7 +97,7 @@ class MessageRecord:
     """A message: its header without secrets, and the beginning of its body.
 
     ``is_large``: the body is stored in the database, because it exceeds the NOTIFY limit. ``body``
-    is None for large bodies and if it was evicted. ``is_cut``: ``body`` is only the beginning.
+    is None if it is large or was evicted. ``is_cut``: ``body`` is only the beginning of the body.
     """
 
     number: int
@@ -116,8 +116,8 @@ class TopicHistory:
     """A topic: its senders and listeners, totals since the monitor started, and last messages.
 
     ``exists``: a query has found the topic in the database. ``created_number``: the number of the
-    first message or event after this record was created; 0 if ``exists``. A query that started
-    before this number may miss the topic.
+    first message or event after this record was created; 0 if ``exists``. The result of a query
+    that started earlier may lack the topic.
     """
 
     name: str
@@ -137,11 +137,13 @@ class TopicHistory:
             return MessageCount(0, 0)
         return self.per_second.total(second - RATE_SECONDS, second - 1)
 
-    def history_count(self) -> int:
-        """Return the number of messages in the ``HISTORY_SECONDS`` up to the newest one."""
+    def history_count(self, second: int) -> int:
+        """Return the number of messages in the last ``HISTORY_SECONDS``; ``second`` is now."""
         if self.per_second is None:
             return 0
-        return self.per_second.total(0, self.per_second.newest).messages
+        # If the clock was set back, the newest messages are counted in a later second than now.
+        newest = max(second, self.per_second.newest)
+        return self.per_second.total(second - HISTORY_SECONDS + 1, newest).messages
 
 
 # This event replaces the crashes that a restart of PostgreSQL causes.
@@ -181,12 +183,15 @@ class History:
         self.viewed: set[str] = set()
         # The number of the newest message or event. They are numbered in order of arrival.
         self.last_number = 0
+        # When this message or event arrived.
+        self._last_at = 0.0
         # The messages whose bodies are stored, by number: the oldest is evicted first.
         self._bodies: OrderedDict[int, MessageRecord] = OrderedDict()
         self._characters = 0
 
     def add_message(self, header: dict[str, Any], body: str | None, at: float) -> None:
         """Count a message and store it as the newest of its topic."""
+        self._last_at = at
         topic = self._topic(str(header.get("To", "")))
         size = int(header.get("Size", 0))
         if topic.per_second is None:
@@ -211,6 +216,7 @@ class History:
 
     def add_event(self, event: str, ident: str, topic: str, at: float) -> None:
         """Record an event, and update the topic's senders and listeners."""
+        self._last_at = at
         if event == "connect" and self._restart is not None:
             self._connected_since_restart.add(ident)
         if not (event == "crash" and self._count_in_restart(ident, at)):
@@ -218,7 +224,7 @@ class History:
         self.apply_event(event, ident, topic)
 
     def on_restart(self, at: float) -> None:
-        """Record a restart of PostgreSQL as one event, which replaces the crashes since then."""
+        """Record a restart of PostgreSQL as one event, which replaces the crashes since ``at``."""
         crashed = [event for event in self.events if event.event == "crash" and event.at >= at]
         for event in crashed:
             self.events.remove(event)
@@ -227,7 +233,7 @@ class History:
         self.events.append(self._restart)
 
     def _count_in_restart(self, ident: str, at: float) -> bool:
-        """Count a crash in the event of the restart that caused it; return False if none did."""
+        """If a restart caused this crash, count it in the event of the restart, and return True."""
         restart = self._restart
         if (
             restart is None
@@ -294,8 +300,9 @@ class History:
 
     def _evict_topics(self) -> None:
         """Remove topics with the smallest ``history_count``; among equals, those silent longest."""
+        second = int(self._last_at)
         topics = [topic for topic in self.topics.values() if topic.name not in self.viewed]
-        topics.sort(key=lambda topic: (topic.history_count(), topic.last_at))
+        topics.sort(key=lambda topic: (topic.history_count(second), topic.last_at))
         for topic in topics[:_EVICTED_TOPICS]:
             self._remove(topic.name)
 

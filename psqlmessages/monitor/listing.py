@@ -129,7 +129,7 @@ class ListQuery:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """One page of a list, for the template ``_list.html``. ``total``: the rows on all pages.
+    """One page of a list, for the template ``_list.html``. ``total``: number of rows of all pages.
 
     ``disk_size``: the size of everything in the list, in bytes; None if the list shows no size.
     """
@@ -141,7 +141,7 @@ class ListPage:
 
     @property
     def headings(self) -> list[dict[str, Any]]:
-        """The columns, each with the URL that sorts by it. Numbers sort the largest first."""
+        """The columns, each with the URL that sorts by it: numbers by default largest first."""
         return [
             {
                 "column": column,
@@ -233,7 +233,7 @@ _results_lock: Final = Lock()
 
 
 def read_shared(key: Hashable, read: Callable[[], T]) -> T:
-    """Return the result of ``read`` for this key if it is less than a second old; else call it.
+    """Return the last result of this key if it is less than a second old; else call ``read``.
 
     All viewers with the same language in this process share the results, so many open pages cost
     one query. They also share a DatabaseError, so that they do not wait for the same timeout one

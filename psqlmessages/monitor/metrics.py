@@ -280,7 +280,7 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 
 
 async def _read_namespaces() -> dict[str, list[Rows | None] | None]:
-    """Read all namespaces, the project's own first; skip the alias of its direct connection."""
+    """Read all namespaces, the project's own first, without the alias for direct connections."""
     own, direct = resolve_alias(None), direct_alias()
     aliases = [own, *(alias for alias in namespaces() if alias not in (own, direct))]
     answers = await asyncio.gather(*map(_read_namespace, aliases))

@@ -39,7 +39,7 @@ RETRY_SECONDS: Final = 30.0
 # Topics beyond this number share one row per minute, which limits the size of the table.
 MAX_TOPICS: Final = 2000
 _MAX_COUNTED_TOPICS: Final = 100_000
-# A minute that is written later than this is unknown: its counts include the next minute.
+# A minute written later than this is unknown: its counts include messages of the next minute.
 _MAX_DELAY_SECONDS: Final = 10
 _QUERY_SECONDS: Final = 20
 _STOP_SECONDS: Final = 3
@@ -130,7 +130,7 @@ _NONE: Final = QueueTotals(0, 0, 0)
 class TopicCounter:
     """A receiver at the hub that observes all topics, and counts messages and bytes of each.
 
-    ``observed_since``: all messages since this time were counted; None: it does not observe now.
+    ``observed_since``: all messages since this time were counted; None: not observing.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -175,7 +175,7 @@ class TopicCounter:
             await self._hub.leave(self)
 
     def take(self) -> dict[str, tuple[int, int]]:
-        """Return the counts since the last call; ``""`` has the sums of the least busy topics."""
+        """Return the counts of the busiest topics since the last call; ``""`` sums all others."""
         counts, self._counts = self._counts, {}
         names = sorted(counts, key=lambda name: (name == "", -counts[name][0]))
         result = {name: (counts[name][0], counts[name][1]) for name in names[:MAX_TOPICS]}
@@ -197,8 +197,8 @@ class TopicCounter:
 class MinuteWriter:
     """Counts and writes while its connection holds the lock; otherwise tries to get the lock.
 
-    For a minute without changes it writes nothing. Each period with known minutes has a row, which
-    is written when the period begins and when it ends.
+    A topic or queue has no row for a minute without changes. A period is an unbroken sequence of
+    known minutes. Its row is inserted when the period begins, and updated when the period ends.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class MinuteWriter:
         dsn = complete_conninfo(direct_dsn(), "history")
         async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
             connection.answer_seconds = 2.0 * _QUERY_SECONDS
-            # An advisory lock needs a session of its own, which a pooler does not give.
+            # A pooler may give the session with the advisory lock to another client.
             if not await set_statement_timeout(connection, _QUERY_SECONDS):
                 return
             if not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
@@ -236,7 +236,7 @@ class MinuteWriter:
             try:
                 while True:
                     await self._topics.observe()
-                    # A timer may be early by a moment.
+                    # Add a second: after a timer that fired early, do not find the same end again.
                     end = (int(time.time() + 1) // MINUTE_SECONDS + 1) * MINUTE_SECONDS
                     await asyncio.sleep(end - time.time())
                     await self.write_minute(connection, end)
@@ -268,7 +268,7 @@ class MinuteWriter:
             if previous is not None:
                 rows = _changed_rows(previous, queues)
             else:
-                # The next minute is the first known minute. Its row stores the backlog before it.
+                # The next minute is the first known minute: store the backlogs at its beginning.
                 stored = dict(await _fetch(connection, _STORED_BACKLOGS))
                 start = end
                 rows = [
@@ -341,7 +341,7 @@ class WriterThread(threading.Thread):
         self._loop.close()
 
     def stop(self) -> None:
-        """Cancel the writers; wait for at most 6 s until they have stored the end of periods."""
+        """Cancel the writers, and wait at most 6 s while they store the ends of open periods."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._task.cancel)
         self.join(2 * _STOP_SECONDS)

@@ -51,7 +51,8 @@ _PERIODS: Final = """
     WHERE p.kind = %(kind)s AND (p.ends_at IS NULL OR p.ends_at > to_timestamp(%(starts_at)s))
 """
 _STEP: Final = "(floor(extract(epoch FROM m.minute) / %(step)s) * %(step)s)::bigint"
-# A row of the topic '' counts all topics without a row of their own: their minute is unknown.
+# A row of the topic '' sums the counts of topics that have no row for this minute. For such a
+# topic, the minute is unknown.
 _TOPIC: Final = f"""
     SELECT ({_PERIODS}), (
         SELECT coalesce(json_agg(json_build_array(s.at, s.messages, s.bytes) ORDER BY s.at), '[]')
@@ -65,8 +66,8 @@ _TOPIC: Final = f"""
         WHERE m.topic = '' AND m.minute >= to_timestamp(%(starts_at)s)
     ), NULL::bigint
 """  # noqa: S608 - built from constants
-# The last column is the backlog before the first step. It comes from the last row before this step,
-# or else from the first row after it, or else from the present counters.
+# The last column is the backlog before the chart. It comes from the last row before the chart, or
+# else from the first row in the chart, or else from the present counters.
 _QUEUE: Final = f"""
     SELECT ({_PERIODS}), (
         SELECT coalesce(json_agg(

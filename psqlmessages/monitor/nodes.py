@@ -56,7 +56,7 @@ _LIST: Final = ListDefinition(
         Column(gettext_lazy("Since"), "since"),
     ),
     "node",
-    {"connected": gettext_lazy("connected"), "closed": gettext_lazy("closed")},
+    {"connected": gettext_lazy("connected"), "closed": gettext_lazy("connection lost")},
 )
 _ORDERS: Final[Mapping[str, str]] = {
     "node": "c.ident",
@@ -132,8 +132,8 @@ def _read_page(query: ListQuery) -> ListPage:
 class NodeConnection:
     """A registered node and its session. The fields from ``program`` on are None if unknown.
 
-    ``sends`` and ``listens`` are topics, ``observes`` patterns; ``neighbours``: other nodes of the
-    session. ``transaction_seconds``: age of its transaction.
+    ``sends`` and ``listens``: topics. ``observes``: patterns. ``neighbours``: other nodes of the
+    session. ``transaction_seconds``: age of the open transaction; None also if none is open.
     """
 
     role: str
@@ -154,8 +154,8 @@ class NodeConnection:
 class NodeStatus:
     """Status of a node. ``connection`` is None if the node is not registered.
 
-    ``queues``: those in the node's rules. ``refused``: refused calls, each with the statement that
-    adds the missing rule.
+    ``queues``: existing queues that the node's rules allow. ``refused``: refused calls, each with
+    the statement that adds the missing rule.
     """
 
     connection: NodeConnection | None

@@ -30,7 +30,7 @@ _QUERY_TIMEOUT_SECONDS: Final = 2.0
 
 
 async def read_problems() -> list[Problem]:
-    """Return the current problems, errors first; if the database fails, those of this process."""
+    """Return the problems of this process and of the database, errors first."""
     settings = get_settings()
     queries = [(check.query, check.values(settings)) for check in CHECKS]
     answers = await read_once(

@@ -63,7 +63,7 @@ class Observer:
         self._wakeup = asyncio.Event()
         self._has_no_viewers = asyncio.Event()
         self._has_viewers = asyncio.Event()
-        # Events since the last query of topics began. Its result may be older than these events.
+        # Events since the last query of topics began. The query may not have seen their effects.
         self._recent_events: deque[tuple[str, str, str]] = deque(maxlen=10_000)
         # When PostgreSQL was started, and when the hub last lost the connection.
         self._postgres_started_at: float | None = None
@@ -82,7 +82,7 @@ class Observer:
         self._wakeup.set()
 
     def remove(self, viewer: Viewer) -> None:
-        """Remove a viewer; after the last one, observe for ``IDLE_SECONDS`` longer."""
+        """Remove a viewer. Without viewers, the observer stops after ``IDLE_SECONDS``."""
         self.viewers.discard(viewer)
         if not self.viewers:
             self._has_viewers.clear()
@@ -125,7 +125,7 @@ class Observer:
     # Background tasks
 
     async def _run(self) -> None:
-        """Observe until an error or ``IDLE_SECONDS`` without viewers; repeat for new viewers."""
+        """Observe until an error or ``IDLE_SECONDS`` without viewers; repeat if viewers came."""
         while True:
             try:
                 await self._run_tasks()

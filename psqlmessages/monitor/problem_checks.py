@@ -95,7 +95,10 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
             text = ngettext(
                 "{number} dead letter in “{queue}”.", "{number} dead letters in “{queue}”.", number
             )
-            cure = gettext("Read why they failed, correct the cause, then redrive or delete them.")
+            cure = gettext(
+                "Find and correct the cause of the failures, then redrive or delete the dead"
+                " letters."
+            )
         sentence = text.format(number=format_count(number), queue=isolate(queue))
         yield Problem(queue, Severity.ERROR, sentence, Link("queue", queue), cure, since)
 
@@ -130,7 +133,8 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
             )
             cure = gettext(
-                "Start the program that takes these elements. The queue's page lists who may."
+                "Start the program that takes these elements. The queue's page lists the nodes that"
+                " may take them."
             )
         sentence = text.format(queue=isolate(queue), age=format_age(now - since))
         yield Problem(queue, severity, sentence, Link("queue", queue), cure, since)

@@ -107,7 +107,10 @@ class MonitorReader:
     async def read_page(
         self, query: TopicQuery, topics: Iterable[TopicHistory], now: int
     ) -> TopicPage:
-        """Read a page of the topic list, sorted by the counts of ``topics`` at this Unix time."""
+        """Read a page of the topic list, sorted by the counts of ``topics`` at this Unix time.
+
+        A page after the last has no names, but the number of all topics that match.
+        """
         rows = await self.fetch(query.sql, query.parameters(topics, now))
         if not rows and query.page > 1:
             first = await self.read_page(query._replace(page=1), (), now)
@@ -223,10 +226,11 @@ _BODIES_QUERY: Final = """
 class Health:
     """Health at a time. Durations are in seconds, sizes in bytes.
 
-    ``usage`` of the notification queue is 0 to 1; ``holders`` are sessions that prevent its
-    clean-up. ``waiting`` transactions wait for the lock of commits with notifications, the
-    longest for ``waiting_seconds``; the process ``waiting_for`` has this lock. ``bodies`` estimates
-    the number of large bodies. ``round_trip`` is that of a query, ``echo`` of the hub's last probe.
+    ``usage``: how full the notification queue is, 0 to 1. ``holders``: sessions that prevent its
+    clean-up. ``waiting``: the number of transactions that wait for the lock of commits with
+    notifications. The longest has waited for ``waiting_seconds``, and the process with the pid
+    ``waiting_for`` has the lock. ``bodies``: the estimated number of large bodies. ``round_trip``:
+    duration of a query. ``echo``: duration of the hub's last probe.
     """
 
     at: float

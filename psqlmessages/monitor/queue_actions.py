@@ -1,4 +1,4 @@
-"""Actions on queues: pause, purge, push a test message; delete, move and redrive elements."""
+"""Actions on queues: pause, drain, push a test message; delete, move and redrive elements."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from psqlmessages.monitor.actions import (
     parse_json,
     read_body,
 )
+from psqlmessages.monitor.formats import format_count
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
@@ -32,7 +33,7 @@ from psqlmessages.wire import EncodedBody
 MAX_SEARCHED: Final = 10_000
 _MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
-# The view sets this field to "yes" if the user may see bodies: only then bodies are searched.
+# The view sets this field to "yes" if the user may see bodies. Otherwise bodies are not searched.
 MAY_SEE_BODIES: Final = "may_see_bodies"
 
 _PEEK: Final = """
@@ -48,7 +49,10 @@ _PEEK: Final = """
 
 
 class QueuedElement(NamedTuple):
-    """An element with the beginning of its headers and of its body, or None if it is not read."""
+    """An element with the beginnings of its headers and body.
+
+    ``body`` and ``size`` are None if bodies were not read.
+    """
 
     id: int
     state: str
@@ -85,7 +89,7 @@ def peek(
 
 
 def list_nodes(queue: str, *modes: str) -> str:
-    """Return the idents in the rules of a queue with one of these modes, for a sentence."""
+    """Return, as text, the first idents in the rules of a queue that have one of these modes."""
     rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
     names = (
         rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()
@@ -108,26 +112,23 @@ def _elements_text(number: int) -> str:
 def _sizes_text(queue: Queue) -> str:
     if (status := read_queue(queue.pk)) is None:
         return _("The queue no longer exists.")
-    over = _("over ") if status.is_estimate else ""
     return _(
-        "It has {over}{available:,} available, {scheduled:,} delayed and {reserved:,} reserved"
-        " elements."
+        "It has {available} available, {scheduled} scheduled and {reserved} reserved elements."
     ).format(
-        over=over,
-        available=min(status.available, MAX_ON_PAGE),
-        scheduled=min(status.scheduled, MAX_ON_PAGE),
-        reserved=min(status.reserved, MAX_ON_PAGE),
+        available=format_count(status.available, MAX_ON_PAGE),
+        scheduled=format_count(status.scheduled, MAX_ON_PAGE),
+        reserved=format_count(status.reserved, MAX_ON_PAGE),
     )
 
 
-# Pause, resume, purge
+# Pause, resume, drain
 
 
 def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
     text = _("Consumers get no more elements of {queue} until you resume it.")
     return (
         text.format(queue=isolate(queue)),
-        _("Pushes continue, and reserved elements can still be acknowledged."),
+        _("Nodes can still push, and can commit or roll back reserved elements."),
         _sizes_text(queue),
         _readers_text(queue.name),
     )
@@ -151,18 +152,18 @@ def _resume(queue: Queue, _fields: Fields) -> str:
     return _("Resumed.") if is_changed else _("The queue was not paused.")
 
 
-def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
+def _describe_drain(queue: Queue, _fields: Fields) -> Sequence[str]:
     text = _("All available elements of {queue} will be permanently deleted.")
     return (
         text.format(queue=isolate(queue)),
         _sizes_text(queue),
-        _("Delayed and reserved elements stay."),
+        _("Scheduled and reserved elements stay."),
     )
 
 
-def _purge(queue: Queue, _fields: Fields) -> str:
+def _drain(queue: Queue, _fields: Fields) -> str:
     removed = run(queue_calls.drain(own_ident(), queue.name), database())
-    return _("Purged: {elements} deleted.").format(elements=_elements_text(removed))
+    return _("Drained: {elements} removed.").format(elements=_elements_text(removed))
 
 
 # Test messages
@@ -186,7 +187,11 @@ def _test_message(fields: Fields) -> dict[str, Any]:
 def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
     message = _test_message(fields)
     size = len(EncodedBody.of(message["body"]).text.encode())
-    text = _("A message of {size:,} bytes will be pushed to {queue}.")
+    text = ngettext(
+        "A message of {size:,} byte will be pushed to {queue}.",
+        "A message of {size:,} bytes will be pushed to {queue}.",
+        size,
+    )
     sentences = [text.format(size=size, queue=isolate(queue))]
     if message["delay"]:
         sentences.append(_("It will be available after {delay}.").format(delay=message["delay"]))
@@ -264,8 +269,12 @@ def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
     ids_by_queue = _redrive_destinations(queue, fields)
     sentences = _describe_destinations(queue, ids_by_queue)
     if left := len(_choose(queue, fields)) - sum(map(len, ids_by_queue.values())):
-        text = _("{elements} will stay: they are not dead letters of a known queue.")
-        sentences.append(text.format(elements=_elements_text(left)))
+        text = ngettext(
+            "{number:,} element will stay: it is not a dead letter of a known queue.",
+            "{number:,} elements will stay: they are not dead letters of a known queue.",
+            left,
+        )
+        sentences.append(text.format(number=left))
     return sentences
 
 
@@ -281,7 +290,7 @@ def _redrive_destinations(queue: Queue, fields: Fields) -> dict[str, list[int]]:
     """Return the ids of the chosen dead letters by the queue to which they move.
 
     This is the posted queue, or else the queue in the header ``x-dl-from-queue``. Any sender can
-    write this header, so it counts only if ``queue`` is the dead-letter queue of the queue in it.
+    write this header, so it is ignored unless that queue has ``queue`` as its dead-letter queue.
     """
     ids = _choose(queue, fields)
     if field_value(fields, "to_queue").strip():
@@ -312,8 +321,11 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
         if not Queue.objects.using(database()).filter(name=name).exists():
             sentences.append(new_text.format(queue=to_queue))
         sentences.append(_readers_text(name))
-    text = _("They are delivered as new elements, with no failed attempts. Reserved elements stay.")
-    return [*sentences, text]
+    return [
+        *sentences,
+        _("Consumers get the moved elements as new elements, with no failed attempts."),
+        _("Reserved elements stay."),
+    ]
 
 
 def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
@@ -333,8 +345,8 @@ def _action(
 ACTIONS: Final[Mapping[str, Action[Queue]]] = {
     "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause),
     "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume),
-    "purge": _action(gettext_lazy("Purge"), _describe_purge, _purge, is_destructive=True),
-    "push": _action(gettext_lazy("Publish a test message"), _describe_push, _push),
+    "drain": _action(gettext_lazy("Drain"), _describe_drain, _drain, is_destructive=True),
+    "push": _action(gettext_lazy("Push a test message"), _describe_push, _push),
     "delete": _action(
         gettext_lazy("Delete elements"), _describe_delete, _delete, is_destructive=True
     ),

@@ -63,9 +63,9 @@ BUCKETS: Final = 60
 class MonitoredQueue:
     """One queue. Rates are per second, and None until there are two samples.
 
-    :func:`add_sizes` sets the fields from ``available`` on. Numbers over ``limit`` mean more than
-    ``limit``. ``oldest``: seconds that the first available element has waited. ``exchanges``: those
-    that take from this queue.
+    :func:`add_sizes` sets the fields from ``available`` on. Elements of each state are counted up
+    to ``limit`` + 1, which means more than ``limit``. ``oldest``: seconds that the first available
+    element has waited. ``exchanges``: the running exchanges that take from this queue.
     """
 
     id: int
@@ -167,8 +167,8 @@ def _growth(values: Sequence[Any], position: int) -> list[float | None]:
 class CounterSamples:
     """Counters of queues in the last 10 s and the last ten minutes, read while pages are open.
 
-    The history of a queue has an entry only for each bucket in which its counters changed, so idle
-    queues need no memory.
+    The history of a queue has entries only for the buckets in which its counters changed, so idle
+    queues need little memory.
     """
 
     def __init__(self) -> None:

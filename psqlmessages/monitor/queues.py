@@ -56,7 +56,7 @@ _LIST: Final = ListDefinition(
         Column(_("Queue"), "name"),
         Column(_("Elements"), "elements", "number"),
         Column(_("Available"), kind="number wide"),
-        Column(_("Delayed"), kind="number wide"),
+        Column(_("Scheduled"), kind="number wide"),
         Column(_("Reserved"), kind="number wide"),
         Column(_("In/s"), "in", "number"),
         Column(_("Out/s"), "out", "number"),
@@ -110,7 +110,7 @@ def _read_page(query: ListQuery) -> ListPage:
 
 
 def _row(queue: MonitoredQueue) -> dict[str, Any]:
-    """Return what the templates show of a queue, as text."""
+    """Return the texts that the templates show for a queue."""
     largest = max((value for value in queue.graph if value is not None), default=0)
     elements = gettext("about {number:,}") if queue.is_estimate else "{number:,}"
     return {

@@ -1,4 +1,4 @@
-"""Action that adds a rule: the one that lets the monitor observe, or one that a call lacked."""
+"""Action that adds a missing rule: for the monitor's observing node, or for a refused call."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class MonitorStatus:
             self._close_gap(now)
 
     def on_read(self, now: float) -> None:
-        """Record that the queries succeeded, and the end of an outage of the queries."""
+        """Record that the queries succeeded. If they had failed for long, LIVE begins again now."""
         if self.is_registered and self.name(now) == UNREACHABLE and not self.is_disconnected:
             self.live_since = now
         self._read_failed_since = None

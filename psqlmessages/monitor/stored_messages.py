@@ -40,7 +40,7 @@ _MESSAGES: Final = """
         OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
     ORDER BY m.id LIMIT %(limit)s
 """
-# The page of the messages just before an id: its lowest id minus 1; null if there are none.
+# The position before the page that ends just before an id; null if no message is before the id.
 _PREVIOUS_POSITION: Final = """
     SELECT min(m.id) - 1 FROM (
         SELECT s.id FROM psqlmessages_streammessage AS s
@@ -129,7 +129,7 @@ def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[S
 
 
 def _previous_position(topic: Topic, before: int) -> int | None:
-    """Return the id after which the page before an id begins; None if no message is before it."""
+    """Return the position before the page that ends just before an id; None if it is empty."""
     ((position,),) = fetch(_PREVIOUS_POSITION, [topic.pk, before, PAGE_SIZE], database())
     return None if position is None else int(position)
 

@@ -51,9 +51,9 @@ ORDERS: Final[Mapping[str, str]] = {
 class SubscriptionStatus:
     """One subscription. Ages are in seconds.
 
-    ``state``: alive (read recently), silent or expired. ``unread``: the number of unread messages;
-    MAX_COUNTED + 1 means more. ``lag``: the age of the oldest unread message, None if there is
-    none. Both are None after expiry.
+    ``state``: alive (read recently), silent or expired. ``unread``: the number of unread messages,
+    counted up to MAX_COUNTED + 1. ``lag``: the age of the oldest unread message, None if there is
+    none. ``unread`` and ``lag`` are None if the subscription has expired.
     """
 
     id: int
@@ -179,7 +179,7 @@ def count_between(topic: str, after: int, up_to: int) -> int:
 
 
 def first_position(topic: str) -> int:
-    """Return the position before the first stored message; if none is stored, the last position."""
+    """Return the position before the first stored message, or else the last position."""
     query = """
         SELECT m.id - 1 FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
@@ -197,7 +197,7 @@ def last_position(topic: str) -> int:
 
 
 def position_at(topic: str, at: datetime) -> int:
-    """Return the position before the first message since a time; without any, the last position."""
+    """Return the position before the first message since a time, or else the last position."""
     query = """
         SELECT m.id, m.published_at < %s FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id

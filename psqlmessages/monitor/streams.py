@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_POST, require_safe
 
 from psqlmessages import orm
@@ -156,11 +156,27 @@ def _describe_move(subscription: Subscription, position: int, *, is_done: bool =
     number = count_between(subscription.topic, min(old, position), max(old, position))
     values = {**names, "number": format_count(number), "old": old, "new": position}
     if position < old:
-        text = _("%(node)s will read %(number)s messages of %(stream)s again.")
-        done = _("Moved from %(old)d to %(new)d: %(number)s messages are read again.")
+        text = ngettext(
+            "%(node)s will read %(number)s message of %(stream)s again.",
+            "%(node)s will read %(number)s messages of %(stream)s again.",
+            number,
+        )
+        done = ngettext(
+            "Moved from %(old)d to %(new)d: %(number)s message is read again.",
+            "Moved from %(old)d to %(new)d: %(number)s messages are read again.",
+            number,
+        )
     else:
-        text = _("%(node)s will skip %(number)s messages of %(stream)s and never read them.")
-        done = _("Moved from %(old)d to %(new)d: %(number)s messages are skipped.")
+        text = ngettext(
+            "%(node)s will skip %(number)s message of %(stream)s and never read it.",
+            "%(node)s will skip %(number)s messages of %(stream)s and never read them.",
+            number,
+        )
+        done = ngettext(
+            "Moved from %(old)d to %(new)d: %(number)s message is skipped.",
+            "Moved from %(old)d to %(new)d: %(number)s messages are skipped.",
+            number,
+        )
     return (done if is_done else text) % values
 
 
@@ -217,12 +233,20 @@ def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]
         "number": format_count(status.unread or 0),
         "age": format_age(status.read_age),
     }
+    text = ngettext(
+        "%(node)s will not read %(number)s unread message of %(stream)s.",
+        "%(node)s will not read %(number)s unread messages of %(stream)s.",
+        status.unread or 0,
+    )
     sentences = [
-        _("%(node)s will not read %(number)s unread messages of %(stream)s.") % values,
-        _("Messages that no other subscription or retention needs are removed."),
+        text % values,
+        _("A message is removed unless another subscription or the retention needs it."),
     ]
     if status.state == "alive":
-        text = _("%(node)s last read %(age)s ago. If it runs, it will subscribe again at the end.")
+        text = _(
+            "%(node)s last read %(age)s ago. If this node still runs, it will subscribe again, at"
+            " the end of the stream."
+        )
         sentences.append(text % values)
     return sentences
 
@@ -230,8 +254,10 @@ def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]
 def _delete(subscription: Subscription, _fields: Fields) -> str:
     status = _read_status(_lock(subscription))
     orm.run(stream_calls.unsubscribe(status.node, status.topic), database())
-    return _(
-        "Deleted the subscription of %(node)s to %(stream)s, with %(number)s unread messages."
+    return ngettext(
+        "Deleted the subscription of %(node)s to %(stream)s, with %(number)s unread message.",
+        "Deleted the subscription of %(node)s to %(stream)s, with %(number)s unread messages.",
+        status.unread or 0,
     ) % {
         "node": isolate(status.node),
         "stream": isolate(status.topic),

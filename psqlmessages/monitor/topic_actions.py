@@ -1,4 +1,4 @@
-"""Action on a topic: send or publish a test message."""
+"""Action on a topic: send a test message, or publish it to the stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 from django.views.decorators.http import require_POST
 
 from psqlmessages.client import calls, stream_calls
@@ -27,7 +27,11 @@ _LISTENERS: Final = "SELECT v.listeners FROM messages.list_topics(%s::text[]) AS
 
 def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
     size = len(EncodedBody.of(read_body(fields)).text.encode())
-    text = _("A message of {size:,} bytes will be sent to the topic as the node {node}.")
+    text = ngettext(
+        "A message of {size:,} byte will be sent to the topic as the node {node}.",
+        "A message of {size:,} bytes will be sent to the topic as the node {node}.",
+        size,
+    )
     rows = fetch(_LISTENERS, [[topic.name]], database())
     subscriptions = Subscription.objects.using(database()).filter(topic=topic.name, is_alive=True)
     subscribers = list(subscriptions.values_list("ident", flat=True)[: _MAX_NODES + 1])

@@ -14,7 +14,8 @@ _MAX_PAGE: Final = 10_000
 _MEMBERS: Final = """(
     SELECT count(*) FROM psqlmessages_membership AS m WHERE m.topic_id = t.id AND m.kind = '{}'
 )"""
-# The SQL expression of each sort column. Topics with equal values are sorted by message count.
+# The SQL expression of each sort column. Topics with equal values are sorted by
+# their number of messages in the last ten minutes.
 _COLUMNS: Final = {
     "topic": "t.name",
     "senders": _MEMBERS.format("notify"),
@@ -71,7 +72,7 @@ class TopicQuery(NamedTuple):
             "names": [topic.name for topic in seen],
             "recent_messages": [total.messages for total in totals],
             "recent_bytes": [total.size for total in totals],
-            "messages": [topic.history_count() for topic in seen],
+            "messages": [topic.history_count(now) for topic in seen],
             "last_at": [topic.last_at for topic in seen],
             "search": self.search,
             "offset": (self.page - 1) * PAGE_SIZE,

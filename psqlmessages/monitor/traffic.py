@@ -1,4 +1,4 @@
-"""Traffic pages: message counts by window, and jobs. All viewers share one read every 2 s."""
+"""Traffic pages: message counts by window, and jobs. Viewers share a read, at most every 2 s."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _ONE_TOPIC_QUERY: Final = f"""
 
 
 class TrafficSelection(NamedTuple):
-    """The data of a page: window length, time range up to now, and one topic (None: all topics)."""
+    """Selects data of a page: window length, time range up to now, and a topic (None: all)."""
 
     window_seconds: int
     range_seconds: int
@@ -251,7 +251,7 @@ async def traffic_data(request: HttpRequest) -> str | None:
 
 
 def _selected_range(request: HttpRequest, ranges: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the window length and range in the URL; if not in ``ranges``, the first of these."""
+    """Return the window length and range in the URL, or the first of ``ranges`` if not allowed."""
     query = request.GET.get("window", ""), request.GET.get("seconds", "")
     selected = (choice for choice in ranges if tuple(map(str, choice)) == query)
     return next(selected, next(iter(ranges)))

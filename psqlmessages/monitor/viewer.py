@@ -1,4 +1,4 @@
-"""Viewer: one open page, its topic and permissions, and its backlog of unread frames."""
+"""Viewer: one open page, its topic and permissions, and the frames that it has not read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from psqlmessages.monitor.topic_list import TopicQuery
 from psqlmessages.relay.revalidation import MAX_UNCHECKED_SECONDS
 from psqlmessages.relay.socket import TOO_SLOW
 
-# A page with this number of unread frames gets no more, and is closed after the timeout.
+# A page with this number of unread frames gets no more frames. The WebSocket is closed if the
+# oldest frame stays unread for READ_TIMEOUT_SECONDS.
 MAX_UNREAD_FRAMES: Final = 8
 READ_TIMEOUT_SECONDS: Final = 10.0
 # Minimum interval of frames with only the status, just below _HEARTBEAT_SECONDS of broadcast.py.
@@ -61,7 +62,7 @@ class Viewer:
     def check_ready(self) -> bool:
         """Return whether a frame can be sent now; close a page whose oldest frame waits too long.
 
-        If it cannot be sent, the next frame must be a snapshot.
+        After a False, the next frame must be a snapshot.
         """
         if len(self._unread) < MAX_UNREAD_FRAMES:
             return True
@@ -74,7 +75,7 @@ class Viewer:
     def send_status_only(self, *, is_unreachable: bool) -> None:
         """Send a frame without data, about once a second.
 
-        Its status is that PostgreSQL is unreachable, or else that the user could not be checked.
+        It says that PostgreSQL is unreachable, or otherwise that the user could not be checked.
         """
         now = monotonic()
         if now - self._status_sent_at >= _STATUS_INTERVAL_SECONDS:

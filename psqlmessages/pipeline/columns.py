@@ -58,8 +58,8 @@ def cast_batch(
 ) -> pa.RecordBatch:
     """Cast a batch to a schema, column by column; raise ColumnRefused if a cast fails.
 
-    ``constants`` has the columns that the batch lacks because all their values are equal.
-    Columns of the batch that are not in the schema must come last; they are dropped.
+    ``constants`` has the columns that the batch lacks because all their values are equal. The other
+    columns of the schema are the first columns of the batch, in this order. The rest is dropped.
     """
     columns = []
     batch_columns = iter(batch.columns)
@@ -112,7 +112,7 @@ def to_condition(filter_: Any, schema: types.StructType) -> Condition | None:
         return Condition(f"NOT ({inner.sql})")
     name = ".".join(getattr(filter_, "attribute", ()))
     type_ = schema[name].dataType if name in schema.fieldNames() else None
-    # Not if the user has changed the type of the column.
+    # If the schema of the user changes the type of the column, Spark must evaluate the filter.
     if name not in _FILTERED_COLUMNS or type_ != TOPIC_SCHEMA[name].dataType:
         return None
     if isinstance(filter_, spark.IsNull | spark.IsNotNull):
@@ -122,7 +122,7 @@ def to_condition(filter_: Any, schema: types.StructType) -> Condition | None:
     try:
         return _convert_comparison(filter_, name)
     except ValueError:
-        # PostgreSQL cannot store the value, so only Spark can compare with it.
+        # PostgreSQL cannot store the value, so Spark must evaluate the filter.
         return None
 
 

@@ -60,8 +60,8 @@ class MessagesSource(datasource.DataSource):
 def _is_pushdown_worker() -> bool:
     """Return whether this is the worker process in which Spark pushes filters down.
 
-    Spark starts this process only if filter pushdown is enabled; otherwise Spark rejects readers
-    that accept filters. A worker cannot read the setting.
+    Spark starts such a process only if filter pushdown is enabled. If it is not, Spark rejects
+    readers that accept filters. A worker cannot read the setting itself.
     """
     main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_MODULE in sys.modules or getattr(main_spec, "name", None) == _PUSHDOWN_MODULE

@@ -99,11 +99,11 @@ logger = logging.getLogger("psqlmessages.pipeline")
 
 T = TypeVar("T")
 
-# After this time the job fails. Enough for a restart, a failover or nightly maintenance.
+# After an outage of this length, a job fails. Most restarts, failovers and maintenance are shorter.
 OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
 NO_RETRY: Final = timedelta(0)
 
-# PostgreSQL has rolled back the transaction because of another one.
+# Errors with which PostgreSQL rolls back a transaction because of a concurrent transaction.
 CONFLICTS: Final = (errors.DeadlockDetected, errors.SerializationFailure)
 # Errors after which a retry may succeed.
 TRANSIENT: Final = (ConnectionLost, *CONFLICTS)
@@ -112,7 +112,10 @@ _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries with backoff; raises an error if failures last longer than ``timeout``."""
+    """Retries after errors of TRANSIENT, with backoff.
+
+    If the errors last longer than ``timeout``, raises ServerUnreachable or the conflict.
+    """
 
     def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._timeout = timeout
@@ -199,9 +202,9 @@ def _reached_file(address: str) -> Path:
 class Database:
     """Runs statements one by one in autocommit mode; threads may share an instance.
 
-    After an error of TRANSIENT, calls repeat the statement for ``timeout``, but not for an address
-    that was never reached: see `record_reached_address`. If the connection breaks, the statement
-    may be executed twice. ``options`` are those of `dsn`.
+    After an error of TRANSIENT, calls repeat the statement for up to ``timeout``. If the address
+    was never reached, they fail immediately: see `record_reached_address`. If the connection
+    breaks, the statement may be executed twice. ``options`` are those of `dsn`.
     """
 
     def __init__(self, options: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
@@ -268,14 +271,14 @@ class Database:
 _MAX_INTERVAL_SECONDS: Final = 60.0
 
 
-class KeepAliveThread:
-    """Calls ``ping`` three times in ``seconds`` or more often, also while Spark runs a batch.
+class RenewalThread:
+    """Calls ``renew`` at least three times in ``seconds``, also while Spark runs a batch.
 
-    Logs errors of ``ping`` and continues: if an error persists, the stream's next call raises it.
+    Logs errors of ``renew`` and continues: if an error persists, the stream's next call raises it.
     """
 
-    def __init__(self, ping: Callable[[], None], seconds: float) -> None:
-        self._ping = ping
+    def __init__(self, renew: Callable[[], None], seconds: float) -> None:
+        self._renew = renew
         self._seconds = min(seconds / 3, _MAX_INTERVAL_SECONDS)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -284,17 +287,17 @@ class KeepAliveThread:
         """Start the thread, unless it has been started."""
         if self._thread is None:
             # A daemon thread lets Spark's worker exit even if Spark does not call `stop`.
-            self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="renewal", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, without waiting for a running ping."""
+        """Stop the thread, without waiting for a running ``renew``."""
         self._stopped.set()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._seconds):
             try:
-                self._ping()
+                self._renew()
             except (MessagesError, psycopg.Error) as error:
                 if self._stopped.is_set():
                     return

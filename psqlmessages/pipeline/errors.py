@@ -38,11 +38,11 @@ class ReadBroken(MessagesError):
 
 
 class LoginRefused(ServerUnreachable):
-    """No host of the address accepts the login: a retry does not help."""
+    """No host of the address accepts the login, so a retry would not succeed."""
 
 
 class ReusedConnectionLost(ConnectionLost):
-    """A cached connection that earlier calls had used is lost; the database may be up."""
+    """A cached connection is lost. The loss may be old, so the database may be up."""
 
 
 _PACKAGES = ("adbc_driver_manager", "adbc_driver_postgresql", "py4j", "pyarrow", "pyspark")

@@ -21,8 +21,8 @@ TIMEOUT_SECONDS: Final = 30
 UNAVAILABLE_MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
 WRAPPER: Final = """\
 #!/bin/sh
-# Runs Java without the option for a module that it lacks. Written by psqlmessages.
-# Each turn moves the first argument to the end, or drops it if it is that option.
+# Runs Java without an option that names a module which this Java lacks. Written by psqlmessages.
+# Each turn of the loop moves the first argument to the end, or drops it if it is the option.
 for argument do
     shift
     [ "$argument" = {flag} ] || set -- "$@" "$argument"
@@ -37,7 +37,10 @@ class JavaMissing(RuntimeError):
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set JAVA_HOME to the result of `java_home`, or unset it for None; raises JavaMissing."""
+    """Set JAVA_HOME to the result of `java_home`; if that is None, unset JAVA_HOME.
+
+    Raises JavaMissing.
+    """
     home = java_home(environment)
     if home is None:
         environment.pop("JAVA_HOME", None)
@@ -68,7 +71,8 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
         raise JavaMissing(
             f"Spark needs Java {MIN_VERSION} or newer"
             f", but {', '.join(unsuitable) or 'none was found'}. "
-            "Install it, set JAVA_HOME to it, or run: pip install 'psqlmessages[pipeline]'"
+            "Install such a Java, set JAVA_HOME to its folder, or run:"
+            " pip install 'psqlmessages[pipeline]'"
         )
     return _write_wrapper(bundled)
 

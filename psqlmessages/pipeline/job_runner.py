@@ -1,4 +1,4 @@
-"""Job runner: follows a streaming query until it stops."""
+"""Job runner: follows a streaming query until the query ends."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
 
 
 class JobFailed(MessagesError):
-    """A job's query has failed, or its Java process has ended; the text is the cause, one line."""
+    """A job's query has failed, or its Java process has ended; the text is one line, the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of a job, as stored in the table of jobs; ``rows``: the sum since the start."""
+    """The progress of a job, as stored in the table of jobs. ``rows`` counts since the start."""
 
     state: str
     batch: int = -1
@@ -128,8 +128,9 @@ class JobRunner:
             if late:
                 self._late_windows += late
                 self.print_line(
-                    f"too late: {late:,} windows were closed when more messages arrived, and are"
-                    f" not updated ({self._late_windows:,} since the start)"
+                    f"too late: {late:,} windows were closed before all their messages arrived."
+                    f" Late messages are not counted ({self._late_windows:,} windows since the"
+                    " start)"
                 )
         if monotonic() - self._recorded_at >= RECORD_SECONDS:
             self._measure_lag()
@@ -145,7 +146,7 @@ class JobRunner:
         previous, self._last_reported = self._last_reported, (str(last.runId), number)
         if previous == self._last_reported:
             return []
-        # Spark's list has more batches than can end between two calls.
+        # Spark's list is long enough: fewer batches end between two calls.
         return [
             batch
             for batch in self.query.recentProgress

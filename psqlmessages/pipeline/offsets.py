@@ -37,8 +37,8 @@ def check_cluster(checkpoint_cluster: str, cluster: str) -> None:
     if checkpoint_cluster != cluster:
         raise CheckpointRefused(
             f"the checkpoint belongs to the database {checkpoint_cluster}, but this is {cluster}"
-            " (cluster/database): its positions are invalid here. Connect to its database, or start"
-            " with a new checkpoint"
+            " (cluster/database), where other messages have these ids. Connect to the checkpoint's"
+            " database, or start with a new checkpoint"
         )
 
 
@@ -69,9 +69,9 @@ def messages_gone_error(topic: str, position: int, removed: int, timeout: int) -
     """Return the error for messages after ``position`` that were removed before they were read."""
     return MessagesGone(
         f"topic {topic}: this query has read up to {position}, but messages up to {removed} were"
-        f" removed: it loses at most {removed - position} messages. Set failOnDataLoss=false to"
-        " continue with the stored messages, or start with a new checkpoint. A longer timeout (now"
-        f" {timeout} s) or a retention of the topic keeps messages for a stopped query"
+        f" removed: the query loses at most {removed - position} messages. Set failOnDataLoss=false"
+        " to continue with the stored messages, or start with a new checkpoint. A longer timeout"
+        f" (now {timeout} s) or a retention of the topic keeps messages for a stopped query"
     )
 
 
@@ -80,9 +80,10 @@ _STREAM_HORIZONS: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::j
 
 @dataclass(frozen=True)
 class TopicWatermark:
-    """Ids of a topic: the last ``removed`` message (0: none), and the ``newest`` visible message.
+    """Ids of a topic. Messages up to ``watermark`` are committed or rolled back, and can be read.
 
-    If there is none, ``newest`` is ``removed``. All transactions up to ``watermark`` have ended.
+    ``removed`` is the id of the last removed message; 0 if no message was removed. ``newest`` is
+    the id of the newest visible message; without a message, it equals ``removed``.
     """
 
     name: str
@@ -117,7 +118,8 @@ def read_watermarks(
 ) -> Watermarks:
     """Query up to which id each topic can be read; ``topics`` are names and patterns.
 
-    ``max_rows`` limits the messages between ``after`` and the watermarks, in all topics together.
+    ``after`` has the reader's positions. ``max_rows`` lowers the watermarks, so that at most this
+    number of messages is between the positions and the watermarks, in all topics together.
     """
     positions = None if after is None else json.dumps(dict(after))
     arguments = (client, list(topics), positions, max_rows)
@@ -141,7 +143,7 @@ _OLDEST_AGE: Final = """
 
 
 class Lag:
-    """Measures the lag of a query that reads topics, on its own connection."""
+    """Measures the lag of a query that reads topics; has a database connection for this."""
 
     def __init__(self, query: StreamingQuery, client: str, topics: Sequence[str]) -> None:
         self._query = query

@@ -15,11 +15,11 @@ _DRIVER_PREFIX = "driver-"
 
 
 class FolderUnsafe(OSError):
-    """A path is a link or no folder, or another user owns it or can write to it."""
+    """A path is a link or not a folder, or another user owns the folder or can write to it."""
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder if missing; raise FolderUnsafe unless only this user can write to it.
+    """Create a folder if missing; raise FolderUnsafe unless only this user can write to the folder.
 
     Also raises FolderUnsafe for a link, because the owner of a link can change its target.
     """

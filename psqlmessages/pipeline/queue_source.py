@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns, literals, reader
-from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
+from psqlmessages.pipeline.database import Database, RenewalThread, logger
 from psqlmessages.pipeline.reader import ReadStatement
 from psqlmessages.pipeline.source_options import SourceOptions
 
@@ -99,7 +99,7 @@ class QueueLeases:
         self._lock = threading.RLock()
         self._leases: Sequence[str] = ()
         self._committed_batch = 0
-        self._keep_alive = KeepAliveThread(self._renew, options.timeout)
+        self._renewal = RenewalThread(self._renew, options.timeout)
 
     def available(self) -> int:
         """Return the number of available elements."""
@@ -124,7 +124,7 @@ class QueueLeases:
         """Renew these leases from now on, and stop renewing earlier ones."""
         with self._lock:
             self._leases = leases
-        self._keep_alive.start()
+        self._renewal.start()
 
     def commit(self, batch: int, leases: Sequence[str]) -> None:
         """Commit the elements of a batch, unless this instance has committed it before."""
@@ -137,7 +137,7 @@ class QueueLeases:
                 answer = self._database.call(_COMMIT, (self._options.client, list(part)))
                 lost += answer["Done"].count(False)
             self._committed_batch, self._leases = batch, ()
-        # Before a restart, the previous run may have committed the first batch.
+        # No warning for the first batch: before a restart, the previous run may have committed it.
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
@@ -146,7 +146,7 @@ class QueueLeases:
 
     def close(self) -> None:
         """Close the connection; elements stay reserved until their leases expire."""
-        self._keep_alive.stop()
+        self._renewal.stop()
         self._database.close()
 
     def _renew(self) -> None:
@@ -203,7 +203,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": start["batch"] + 1, "leases": pack_leases(leases)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split the elements of a batch into partitions."""
+        """Split the elements of a batch into partitions, and renew their leases from now on."""
         if start["batch"] == end["batch"]:
             return []
         leases = unpack_leases(end["leases"])

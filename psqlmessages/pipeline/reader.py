@@ -35,7 +35,7 @@ def exclude_modules_from_gc() -> None:
         gc.freeze()
 
 
-# Size of the driver's batches. Larger ones are slower: 16 MB by a tenth.
+# Size of the batches that ADBC returns. Larger batches are slower: those of 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
 # Rows are buffered, and returned when the buffer exceeds this size. While no row has been returned,
 # every read can be repeated, also without `is_repeatable`.
@@ -81,10 +81,12 @@ def read_batches(
     Takes each statement from the iterator after reading the rows of the previous one. Runs
     ``final_query`` last: its SQL returns JSON as text, and its function gets the parsed JSON.
 
-    After an error of TRANSIENT, retries with the first statement, and skips the rows already
-    returned; after OUTAGE_TIMEOUT, raises ServerUnreachable or the conflict. If rows were returned,
-    raises ReadBroken unless ``is_repeatable`` (a retry returns the same rows in the same order),
-    and if the retry returns fewer rows than before, or than ``row_count`` (0: unknown).
+    After an error of TRANSIENT, retries all statements, and skips the rows already returned. Raises
+    ServerUnreachable or the conflict if errors last longer than OUTAGE_TIMEOUT.
+
+    If rows were returned before the error, raises ReadBroken if ``is_repeatable`` is false: only a
+    repeatable read returns the same rows in the same order. Also raises ReadBroken if the retry
+    returns fewer rows than before, or fewer than ``row_count`` (0: unknown).
     """
     exclude_modules_from_gc()
     retry = OutageRetry()
@@ -140,7 +142,7 @@ def _read_once(
             for statement in statements:
                 cursor.adbc_statement.set_options(**_STATEMENT_OPTIONS)
                 cursor.execute(statement.sql)
-                # Errors of the reader that `fetch_record_batch` returns have no SQLSTATE.
+                # Do not use `fetch_record_batch`: the errors of its reader have no SQLSTATE.
                 for batch in cursor._results.reader:
                     if statement.on_batch is not None:
                         statement.on_batch(batch)

@@ -48,7 +48,7 @@ def check_columns(schema: types.StructType, known: Sequence[str]) -> None:
         )
     if "body" not in names:
         raise ColumnRefused(
-            'the column body is missing: name it, for example df.selectExpr("… AS body")'
+            'the column body is missing: add it, for example df.selectExpr("… AS body")'
         )
     if len(names) != len(set(names)):
         raise ColumnRefused(f"a column appears twice: {', '.join(names)}")
@@ -160,7 +160,7 @@ class _StagingWriter:
         return StagedCommit(staging_ids, rows, query, None if batch is None else int(batch))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
-        """Delete the rows that tasks have staged, if possible now."""
+        """Delete the rows that tasks have staged, as `unstage` does."""
         unstage(self.options, _staging_ids(_staged_commits(messages)))
 
     def _commit(self, tasks: list[StagedCommit], query: str, batch: int) -> None:
@@ -192,7 +192,7 @@ class MessagesStreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
         tasks = _staged_commits(messages)
         query = next((t.query for t in tasks if t.query is not None), self.options.get("query"))
         if query is None:
-            raise OptionRefused("Spark provides no query id here: name one with the option query")
+            raise OptionRefused("Spark provides no query id: name the query by the option query")
         self._commit(tasks, query, batchId)
 
 

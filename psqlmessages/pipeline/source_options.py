@@ -18,7 +18,8 @@ SOURCE_OPTIONS: Final = (
     "timeout", "partitions", DSN_OPTION,
 )  # fmt: skip
 
-_MAX_NUMBER = 2**31 - 1
+_MAX_COUNT: Final = 2**31 - 1
+MAX_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,16 @@ def topic_or_queue(lowered: Mapping[str, str]) -> tuple[str | None, str | None]:
     return topic or None, queue or None
 
 
+def parse_number(text: str, maximum: int) -> int | None:
+    """Parse a whole number without a sign; return None for other texts or above ``maximum``."""
+    # Compare the lengths first: `int` raises ValueError for more than 4,300 digits.
+    digits = text.lstrip("0") or text[-1:]
+    if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(maximum)):
+        return None
+    number = int(digits)
+    return number if number <= maximum else None
+
+
 def _parse_topics(topics: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in topics.split(",")))
     if "" in names:
@@ -100,14 +111,14 @@ def _parse_topics(topics: str) -> tuple[str, ...]:
 def _parse_start(value: str) -> str | int | datetime:
     if value.lower() in (EARLIEST, LATEST):
         return value.lower()
-    if value.isascii() and value.isdecimal() and int(value) < 2**63:
-        return int(value)
+    if (first_id := parse_number(value, MAX_ID)) is not None:
+        return first_id
     try:
         time = datetime.fromisoformat(value)
     except ValueError:
         raise OptionRefused(
-            f"startingOffsets {value!r} must be {EARLIEST}, {LATEST}, an id, or a time such as"
-            " 2030-12-31T23:59:59+00:00"
+            f"startingOffsets {value!r:.100} must be {EARLIEST}, {LATEST}, an id up to {MAX_ID},"
+            " or a time such as 2030-12-31T23:59:59+00:00"
         ) from None
     if time.utcoffset() is None:
         raise OptionRefused(
@@ -117,12 +128,11 @@ def _parse_start(value: str) -> str | int | datetime:
 
 
 def _parse_count(lowered: Mapping[str, str], name: str, default: int) -> int:
-    value = lowered.get(name.lower(), str(default)).strip().replace("_", "")
-    if not (value.isascii() and value.isdecimal() and 0 < int(value) <= _MAX_NUMBER):
-        raise OptionRefused(
-            f"{name} {lowered[name.lower()]!r} must be a number from 1 to {_MAX_NUMBER}"
-        )
-    return int(value)
+    value = lowered.get(name.lower(), str(default))
+    count = parse_number(value.strip().replace("_", ""), _MAX_COUNT)
+    if not count:
+        raise OptionRefused(f"{name} {value!r:.100} must be a number from 1 to {_MAX_COUNT}")
+    return count
 
 
 def _parse_bool(lowered: Mapping[str, str], name: str) -> bool:

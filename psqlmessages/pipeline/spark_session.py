@@ -28,10 +28,10 @@ _SPARK_HOME: Final = "SPARK_HOME"
 
 @contextmanager
 def use_compiled_modules(folder: Path) -> Iterator[None]:
-    """Set a SPARK_HOME in the block: workers of a session started there use compiled modules.
+    """Set SPARK_HOME in the block, so that workers of a session started there start faster.
 
-    By default, workers use Spark's archive of source files, and each worker compiles the files at
-    its start: this takes 1.4 s of 2 s. This SPARK_HOME has no archive, so workers import pyspark
+    By default, workers use Spark's archive of source files. Each worker compiles the files, which
+    takes 1.4 s of the 2 s of its start. This SPARK_HOME has no archive, so workers import pyspark
     from site-packages, where Python stores compiled modules. Does nothing if SPARK_HOME is set, or
     if workers find pyspark only in the archive.
     """
@@ -97,7 +97,8 @@ def session(
     settings of Spark: ``session(**{"spark.driver.memory": "4g"})``. Do not put secrets in it:
     everyone who can list the processes of this machine sees them. SQL settings also apply to an
     existing session. A local session listens on 127.0.0.1 only, and has no web UI unless
-    ``spark.ui.enabled`` is set. Raises JavaMissing; the import raises ExtraMissing without pyspark.
+    ``spark.ui.enabled`` is set. Raises JavaMissing. Without pyspark, importing this function raises
+    ExtraMissing.
     """
     builder = SparkSession.builder
     if SparkContext._active_spark_context is not None:

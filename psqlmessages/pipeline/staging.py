@@ -35,7 +35,7 @@ from psqlmessages.pipeline.reader import exclude_modules_from_gc
 # A task copies about this size in one transaction. It buffers these rows to repeat a failed copy.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
-# Shared by the tasks of a worker: Spark runs one task at a time in it, and reuses it for more.
+# Shared by the tasks of a worker: Spark reuses a worker, and runs one task at a time in the worker.
 _connections: Final = ArrowConnections()
 
 
@@ -45,7 +45,7 @@ def stage(
     """Copy batches into messages.staged; return the staging ids, and the number of bodies.
 
     Retries if the database is down. If ``batches`` raises an error, or the copy raises
-    MessagesError, deletes the staged rows, if possible now.
+    MessagesError, calls `unstage`.
     """
     exclude_modules_from_gc()
     task = _StagingTask(add_defaults(dsn(options)), batches)
@@ -60,7 +60,7 @@ def stage(
 
 
 def unstage(options: Mapping[str, str], staging_ids: Sequence[str]) -> None:
-    """Delete staged rows if possible now; otherwise housekeeping deletes them after a day."""
+    """Try once to delete staged rows. If this fails, housekeeping deletes them after a day."""
     if not staging_ids:
         return
     with suppress(MessagesError, psycopg.Error, DriverError):
@@ -189,7 +189,7 @@ class StagingClient:
         self._database = _databases[key]
 
     def check(self) -> None:
-        """Raise MessagesError unless the rules allow the write, or did less than a minute ago."""
+        """Raise MessagesError unless the rules allow the write; do not check again for a minute."""
         key = (self._address, self._destination)
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return

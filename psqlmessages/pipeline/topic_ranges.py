@@ -90,7 +90,7 @@ def _split(whole: WeightedRange, first_weight: int, next_weight: int) -> Iterato
 # call in memory, which stays in the CPU cache if calls are small: 300,000 bodies of 1 kB took
 # 0.35 s with calls of 2,000 rows, and 0.55 s with calls of 10,000.
 _MAX_ROWS: Final = 2_000
-# If rows are large, the target is as many rows as have _MAX_BYTES, but at least _MIN_ROWS.
+# If rows are large, the target is the number of rows that have _MAX_BYTES, but at least _MIN_ROWS.
 _MIN_ROWS: Final = 200
 _MAX_BYTES: Final = 512 * 1024
 # A call covers more ids than rows, because topics share one sequence of ids. The limit is needed
@@ -125,7 +125,7 @@ class StreamStatements:
                 yield from self._read_group(group)
 
     def _read_group(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
-        """Read each topic with one call; then read the topics that have more rows than that."""
+        """Read each topic with one call of limited rows, and the rest of longer topics in steps."""
         max_rows = _MAX_ROWS if len(group) == 1 else _ROWS_PER_TOPIC
         calls = [
             range_sql(self.client, part, max_rows, with_bodies=self._has_bodies) for part in group
@@ -143,7 +143,7 @@ class StreamStatements:
                 yield from self._read_in_steps(replace(part, low=statistics.last_id), step)
 
     def _read_in_steps(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
-        """Read with calls of ``step`` ids each; without conditions, adapt ``step`` to their rows.
+        """Read with calls of ``step`` ids each; without conditions, adapt ``step`` to the rows.
 
         If a statement returns no rows, for instance in a gap of ids after a restore, continue at
         the next message.
@@ -254,7 +254,8 @@ def estimate_weights(
 ) -> list[WeightedRange]:
     """Split the widest ranges into windows, and estimate their messages from 1 % of the ids.
 
-    Topics share one sequence of ids, so the density of ids varies. Other ranges weigh their width.
+    Topics share one sequence of ids, so the density of a topic's ids varies. The weight of a range
+    that is not sampled is its width.
     """
     widest = sorted(ranges, key=lambda range_: -range_.width)[:_MAX_SAMPLED_TOPICS]
     sampled = [range_ for range_ in widest if range_.width > _MIN_SAMPLED_WIDTH]

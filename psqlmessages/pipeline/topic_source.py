@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns, offsets, reader, topic_ranges
 from psqlmessages.pipeline.columns import Condition, limit_ids, matching_topics, to_condition
-from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
+from psqlmessages.pipeline.database import Database, RenewalThread, logger
 from psqlmessages.pipeline.errors import MessagesGone, ReadBroken
 from psqlmessages.pipeline.offsets import Offset, TopicWatermark, Watermarks
 from psqlmessages.pipeline.source_options import LATEST, SourceOptions
@@ -95,10 +95,10 @@ class TopicSubscriptions:
         self._lock = threading.RLock()
         self._positions: dict[str, int] = {}
         self._reported_gaps: dict[str, int] = {}
-        self._keep_alive = KeepAliveThread(self._renew, options.timeout)
+        self._renewal = RenewalThread(self._renew, options.timeout)
 
     def start(self) -> Offset:
-        """Subscribe to all topics at the option startingOffsets; return the offset."""
+        """Subscribe to all topics at the positions of startingOffsets; return these positions."""
         watermarks = self.read_watermarks()
         positions = {
             topic.name: self._start_position(topic) for topic in watermarks.topics.values()
@@ -111,13 +111,14 @@ class TopicSubscriptions:
         """Subscribe from a committed offset; return up to which ids topics can be read."""
         watermarks = self.read_watermarks(start.positions, max_rows)
         offsets.check_cluster(start.cluster, watermarks.cluster)
+        # An id in startingOffsets may be higher than all ids of the database.
         if not isinstance(self._options.starting, int):
             offsets.check_not_restored(start, watermarks.topics)
         self._subscribe_all(start, watermarks)
         return watermarks
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
-        """Return the position in a topic; a topic newer than the offset begins at its start."""
+        """Return the position in a topic. New topics are read from their oldest stored message."""
         return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
     def move_to(self, offset: Offset) -> None:
@@ -128,7 +129,7 @@ class TopicSubscriptions:
 
     def close(self) -> None:
         """Close the connection; the subscriptions remain until the timeout."""
-        self._keep_alive.stop()
+        self._renewal.stop()
         self._database.close()
 
     def read_watermarks(
@@ -167,10 +168,10 @@ class TopicSubscriptions:
         positions = {t.name: self.position(offset, t) for t in watermarks.topics.values()}
         self._check_gaps(positions, ((t.name, t.removed) for t in watermarks.topics.values()))
         with self._lock:
-            # Forget removed topics: they have no subscription any longer.
+            # Forget topics that were removed: their subscriptions were removed too.
             self._positions = {t: p for t, p in self._positions.items() if t in positions}
             self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
-        self._keep_alive.start()
+        self._renewal.start()
 
     def _renew(self) -> None:
         with self._lock:
@@ -242,7 +243,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_start_stored and begin == self._initial:
             # Spark stores only the ends of batches. Return the start as the end of an empty batch,
             # so that Spark stores it. Otherwise, a query that is interrupted in its first batch
-            # would restart at the latest messages of that time, and skip earlier ones.
+            # would restart at the end of the topics, and skip the messages published meantime.
             self._is_start_stored = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-CLIENT: Final = "pipeline.traffic"
+IDENT: Final = "pipeline.traffic"
 WINDOW_SECONDS: Final = (10, 60, 3600)
 LATENESS: Final = timedelta(minutes=10)
 PERCENTILES: Final = (0.5, 0.95, 0.99)
@@ -74,7 +74,7 @@ def start(
     messages = (
         spark.readStream.format("psqlmessages")
         .schema(_COLUMNS)
-        .options(**{"topic": topics, "client": CLIENT, **(options or {})})
+        .options(**{"topic": topics, "client": IDENT, **(options or {})})
         .load()
     )
     with temporary_settings(spark, STATE_SETTINGS):
@@ -136,11 +136,12 @@ def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
 
 
 def _window_end(lateness: timedelta) -> Column:
-    """Compute the end of a window; when the watermark passes it, Spark drops the window's state.
+    """Compute the end of a window; when Spark's watermark passes it, Spark drops the state.
 
-    ``sf.window`` supports one length only. If windows expired by their start, the longest window
-    would need a watermark over an hour late. Then Spark would also store the short windows for
-    over an hour, and scan them in each batch.
+    That watermark is a time: the newest ``seen_at`` minus ``lateness``. ``sf.window`` supports one
+    length only. If windows expired by their start, the longest window would need a lateness of over
+    an hour. Then Spark would also store the short windows for over an hour, and scan them in each
+    batch.
     """
     at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
     return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(

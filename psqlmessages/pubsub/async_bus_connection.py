@@ -61,8 +61,8 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._raise_if_closed()
         if self._state.has_been_connected:
             return
-        if self._owners_connection is not None:
-            self._set_buffer(self._create_owners_buffer())
+        if self._given_connection is not None:
+            self._set_buffer(self._create_given_buffer())
         else:
             await self._connect()
 
@@ -72,7 +72,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             self._receiver = asyncio.create_task(self._run_until_closed(), name="psqlmessages bus")
 
     async def close(self) -> None:
-        """End the task; close the connection, or only stop listening if it is the owner's."""
+        """End the task and disconnect. On a given connection, only stop listening."""
         self._close_requested.set()
         self._wake_receiver()
         try:
@@ -96,12 +96,12 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     async def _unlisten(self) -> None:
         buffer = self._buffer
-        if buffer is None or buffer.connection is not self._owners_connection:
+        if buffer is None or buffer.connection is not self._given_connection:
             return
         if buffer.connection.closed:
             return
         try:
-            # The owner may hold the connection's lock for longer.
+            # The program may hold the lock of its connection for longer.
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self._run_script(buffer, self._state.unlisten_script(), _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
@@ -113,7 +113,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         buffer, self._buffer = self._buffer, None
         self._state.is_connected = False
         self._wake_receiver()
-        if buffer is not None and buffer.connection is not self._owners_connection:
+        if buffer is not None and buffer.connection is not self._given_connection:
             await self._close_buffer(buffer)
         elif buffer is not None:
             self._detach(buffer)
@@ -153,7 +153,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             return await run_steps_async(self._run_call(create_script), operator.call)
 
     async def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares connections: notifications would get lost."""
+        """See :meth:`BusConnection.require_own_backend`."""
         has_pooler = await self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             await asyncio.to_thread(

@@ -56,8 +56,8 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 return
             self._waker.open()
             try:
-                if self._owners_connection is not None:
-                    self._set_buffer(self._create_owners_buffer())
+                if self._given_connection is not None:
+                    self._set_buffer(self._create_given_buffer())
                 else:
                     self._connect()
             except BaseException:
@@ -74,10 +74,11 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 self._receiver.start()
 
     def close(self) -> None:
-        """End the thread; close the connection, or only stop listening if it is the owner's.
+        """End the thread and disconnect. On a given connection, only stop listening.
 
-        If a signal handler interrupts a call and closes the bus, the call closes the connection at
-        its end. A running attempt to connect does so too: it may last up to ``connect_timeout``.
+        If a signal handler interrupts a call and closes the bus, the call disconnects at its end.
+        If the bus is connecting now, this attempt disconnects at its end. The attempt may last up
+        to ``connect_timeout``, and ``close`` does not wait for the end.
         """
         self._is_closing = True
         self._wake_receiver()
@@ -95,7 +96,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def _disconnect(self) -> None:
         self._is_closing = True
         buffer, self._buffer = self._buffer, None
-        if buffer is not None and buffer.connection is not self._owners_connection:
+        if buffer is not None and buffer.connection is not self._given_connection:
             self._close_buffer(buffer)
         elif buffer is not None:
             try:
@@ -142,7 +143,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                     self._disconnect()
 
     def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares connections, so that notifications get lost."""
+        """Raise ConnectionShared if a pooler shares connections: notifications would be lost."""
         has_pooler = self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             refuse_shared_connections(self._dsn, host_and_port(self.connection))
@@ -158,7 +159,9 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             return connection.wait(with_time_limit(buffer.execute(statement), seconds))
 
         if not connection.lock.acquire(timeout=busy_seconds):
-            raise psycopg.OperationalError("the connection is in use by its owner")
+            raise psycopg.OperationalError(
+                "the program is using the connection that it gave to the bus"
+            )
         try:
             return run_steps(script, execute)
         finally:

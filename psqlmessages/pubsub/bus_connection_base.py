@@ -30,10 +30,10 @@ Steps = Generator[Callable[[], Any], Any, T]
 class BusConnectionBase(Generic[ConnectionT]):
     """Common part of the connections of PubSub and AsyncPubSub.
 
-    The connection's owner is a program that gave the bus its own connection, and continues to use
-    it. The lock ``_io`` of a subclass protects the object and its I/O. It is acquired before
-    psycopg's lock of the connection, which the owner's statements acquire too. ``run_steps`` and
-    ``run_steps_async`` run the generators while ``_io`` is held.
+    A given connection belongs to the program, which gave it to the bus and continues to use it. The
+    lock ``_io`` of a subclass protects the object and its I/O. ``_io`` is acquired before psycopg's
+    lock of the connection, which statements of the program acquire too. ``run_steps`` and
+    ``run_steps_async`` run the generators while the thread or task has ``_io``.
     """
 
     # Methods of the subclasses that the generators yield.
@@ -49,14 +49,14 @@ class BusConnectionBase(Generic[ConnectionT]):
     _wake_receiver: Callable[[], None]
 
     def __init__(self, connection: ConnectionT | str, state: BusState, options: Options) -> None:
-        self._owners_connection = None if isinstance(connection, str) else connection
+        self._given_connection = None if isinstance(connection, str) else connection
         self._dsn = complete_conninfo(connection, "PubSub") if isinstance(connection, str) else ""
         self._state = state
         self._options = options
         self._answer_seconds = options.answer_timeout.total_seconds()
         self._buffer: BusBuffer[ConnectionT] | None = None
         self._used_at = 0.0
-        # Whether the connection was lost within a transaction, and no call has raised that yet.
+        # Whether the connection was lost within a transaction, and the next call must report this.
         self._is_transaction_lost = False
         # Whether a check has shown that the pooler gives each client its own backend.
         self._is_pooler_allowed = False
@@ -66,9 +66,9 @@ class BusConnectionBase(Generic[ConnectionT]):
         """The current connection; None while disconnected."""
         return self._buffer.connection if self._buffer is not None else None
 
-    def _create_owners_buffer(self) -> BusBuffer[ConnectionT]:
-        """Create the buffer of the owner's connection; store its parameters for reconnecting."""
-        connection = self._owners_connection
+    def _create_given_buffer(self) -> BusBuffer[ConnectionT]:
+        """Create the buffer of the given connection; store the parameters for reconnecting."""
+        connection = self._given_connection
         if connection is None or connection.closed:
             raise NodeClosed("the connection given to the bus is closed")
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
@@ -122,7 +122,7 @@ class BusConnectionBase(Generic[ConnectionT]):
             self._process_notifications()
 
     def _receive(self) -> Steps[bool]:
-        """Reconnect or keep alive if due, and read; return False if the owner prevents reading."""
+        """Reconnect or keep alive if due, and read; return False if the program prevents it."""
         yield from self._reconnect_if_due()
         is_read = yield from self._read_now()
         if is_read:
@@ -130,7 +130,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         return is_read
 
     def _read_now(self) -> Steps[bool]:
-        """Read available data; return False if the owner is using the connection."""
+        """Read available data; return False if the program is using the connection."""
         if (buffer := self._buffer) is None:
             return True
         if not (yield partial(self._acquire_lock, buffer)):
@@ -176,7 +176,7 @@ class BusConnectionBase(Generic[ConnectionT]):
         if (buffer := self._buffer) is None:
             return
         if buffer.connection.closed and not buffer.connection.broken:
-            # The owner has closed its connection, so close the bus instead of reconnecting.
+            # The program has closed its connection, so close the bus instead of reconnecting.
             yield self._disconnect
             return
         self._buffer = None

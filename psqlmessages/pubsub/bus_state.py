@@ -36,7 +36,7 @@ Handler = Callable[[Event], Any]
 
 @dataclass(slots=True)
 class BusCounters:
-    """Counters of a bus since it was created; reading them takes no query.
+    """Counters since the bus was created; reading them needs no query.
 
     ``received`` counts notifications; a long message has several. ``published``, ``delivered``,
     ``skipped`` (because of ``skip_self``), ``unfinished`` (dropped before all segments arrived) and
@@ -85,7 +85,7 @@ COMMIT_ASYNCHRONOUSLY: Final = BusStatement("SELECT set_config('synchronous_comm
 
 
 def listen(channel: str) -> BusStatement:
-    """Create a LISTEN. ``check_channel_name`` has checked the name for double quotes."""
+    """Create a LISTEN for a name that ``check_channel_name`` has checked for double quotes."""
     return BusStatement(f'LISTEN "{channel}"')
 
 
@@ -134,11 +134,11 @@ class BusState:
         self.has_been_connected = False
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Add a handler. If it is added twice, it is called twice."""
+        """Add a handler. A handler that is added twice is called twice."""
         self._handlers[channel] = (*self._handlers.get(channel, ()), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
-        """Remove a handler, once if it was added twice. Return False if it was not added."""
+        """Undo one call of :meth:`on`; return False if there is no such handler."""
         handlers = list(self._handlers.get(channel, ()))
         if handler not in handlers:
             return False
@@ -209,7 +209,7 @@ class BusState:
             yield listen(channel)
 
     def unlisten_script(self) -> Script[None]:
-        """Stop listening on a connection that its owner continues to use."""
+        """Stop listening on a given connection, which the program continues to use."""
         for channel in list(self._channels):
             yield unlisten(channel)
 
@@ -262,7 +262,7 @@ class BusState:
         """Check the connection, restore LISTENs, drop unfinished messages of ended senders."""
         channels = yield LISTENING_CHANNELS
         for channel in set(self._channels).difference(channels):
-            # The owner may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
+            # The program may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
             yield listen(channel)
         if senders := self._assembler.senders:
             parameter = "{" + ",".join(map(str, senders)) + "}"
@@ -309,8 +309,8 @@ class BusState:
 
 # Buffer
 
-# While the owner uses its connection: how long the bus tries to acquire the connection's lock, and
-# the pause before it tries again.
+# While the program uses the given connection: how long the bus tries to acquire the connection's
+# lock, and the pause before the next attempt.
 BUSY_SECONDS: Final = 0.05
 _IN_TRANSACTION = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
@@ -318,8 +318,8 @@ _IN_TRANSACTION = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 class BusBuffer(Generic[ConnectionT]):
     """The notifications that one connection has received for the bus, and I/O on the connection.
 
-    Notifications of other channels go to psycopg and the connection's owner. The bus waits on
-    ``descriptor``, a duplicate of the connection's file descriptor, because the owner may wait on
+    Notifications of other channels go to psycopg and the program. The bus waits on
+    ``descriptor``, a duplicate of the connection's file descriptor, because the program may wait on
     the original at the same time, or close the connection.
     """
 
@@ -327,7 +327,7 @@ class BusBuffer(Generic[ConnectionT]):
         self.connection = connection
         self._pgconn = connection.pgconn
         self._is_subscribed = is_subscribed
-        self._owners_handler = self._pgconn.notify_handler
+        self._previous_handler = self._pgconn.notify_handler
         self._notifications: deque[pq.PGnotify] = deque()
         self.process_id = self._pgconn.backend_pid
         self._has_read_process_id = False
@@ -337,17 +337,17 @@ class BusBuffer(Generic[ConnectionT]):
     def _append(self, notification: pq.PGnotify) -> None:
         if self._is_subscribed(notification.relname.decode(self.encoding, "replace")):
             self._notifications.append(notification)
-        elif self._owners_handler is not None:
-            self._owners_handler(notification)
+        elif self._previous_handler is not None:
+            self._previous_handler(notification)
 
     @property
     def encoding(self) -> str:
-        """The Python codec of the connection's encoding, which its owner may change."""
+        """The Python codec of the connection's encoding, which the program may change."""
         return self.connection.info.encoding
 
     @property
     def can_read(self) -> bool:
-        """Whether the bus may read: no statement or COPY of the owner is running."""
+        """Whether the bus may read: no statement or COPY of the program is running."""
         return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
     @property
@@ -396,6 +396,6 @@ class BusBuffer(Generic[ConnectionT]):
         return notifications
 
     def close(self) -> None:
-        """Stop buffering; psycopg and the owner get all notifications again."""
-        self._pgconn.notify_handler = self._owners_handler
+        """Stop buffering; psycopg and the program get all notifications again."""
+        self._pgconn.notify_handler = self._previous_handler
         os.close(self.descriptor)

@@ -133,7 +133,7 @@ def _cut_to_size(encoded: str, size: int, is_sent: IsSent) -> list[str]:
     last = LAST + encoded[position:]
     if not is_sent(last):
         return [*segments, last]
-    # Cut the last segment again, together with the part before it, if there is one.
+    # Cut the last segment again, together with the part before, if there is one.
     begin, end = 0, len(encoded)
     if segments:
         previous = segments.pop()
@@ -143,7 +143,7 @@ def _cut_to_size(encoded: str, size: int, is_sent: IsSent) -> list[str]:
 
 
 def _cut_ending(encoded: str, begin: int, end: int, is_sent: IsSent) -> list[str]:
-    """Cut the text from ``begin`` on in two, somewhere before ``end``; if impossible, return []."""
+    """Cut ``encoded[begin:]`` in two, at a position before ``end``; return [] if impossible."""
     for middle in range(end - 1, begin, -1):
         part, last = PART + encoded[begin:middle], LAST + encoded[middle:]
         if len(last) > SEGMENT_BYTES:
@@ -164,7 +164,8 @@ def _encode_utf8(text: str, name: str) -> bytes:
 
 # Assembly of received segments
 
-# Python's overhead of a string. Its inclusion limits the number of short segments too.
+# Python's overhead of a string. It is added to the size, so that the limit of bytes also limits the
+# number of short segments.
 _OVERHEAD_BYTES: Final = 64
 
 _Key = tuple[int, str]
@@ -179,8 +180,9 @@ class _UnfinishedMessage:
 class SegmentAssembler:
     """Joins the segments of messages: one message at a time per sender (process id) and channel.
 
-    Above ``max_messages`` unfinished messages it drops the oldest one, above ``max_bytes`` in total
-    the largest. It ignores later segments of a dropped message.
+    If there are more than ``max_messages`` unfinished messages, the oldest is dropped. If they have
+    more than ``max_bytes`` in total, the largest is dropped. Later segments of a dropped message
+    are ignored.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
@@ -276,14 +278,15 @@ class SegmentDeduplicator:
     """Cuts the messages of a transaction into segments that differ from each other.
 
     PostgreSQL delivers equal notifications of a transaction once. So if two messages had an equal
-    part, one of them would lack it. Stores only hashes: a collision only leads to another cut.
+    part, one message would lack this part. Stores only hashes of segments: a collision of hashes
+    only leads to another cut.
     """
 
     def __init__(self) -> None:
         self._began_at = ""
         # Hashes of the segments that the transaction has sent for messages of several segments.
         self._parts: set[int] = set()
-        # Hashes of the segments that it has sent for messages of a single segment.
+        # Hashes of the segments that the transaction has sent for messages of a single segment.
         self._singles: set[int] = set()
 
     def cut(self, began_at: str, channel: str, encoded: str) -> list[str]:
@@ -297,7 +300,7 @@ class SegmentDeduplicator:
             key = hash((channel, segment))
             if key in self._parts:
                 return True
-            # Equal messages of a single segment may be delivered once, so they need no other cut.
+            # Equal messages of a single segment may be delivered once: do not cut them differently.
             is_single = segment[0] == LAST and len(segment) == len(encoded) + 1
             return key in self._singles and not is_single
 

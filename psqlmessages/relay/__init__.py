@@ -1,1 +1,1 @@
-"""The relay: WebSockets for application users. All of a process share one listening session."""
+"""The relay: WebSockets for application users. Those of a process share one listening session."""

@@ -46,7 +46,7 @@ def websocket_application() -> Application:
     """
     session_application = _with_origin_check(AuthMiddlewareStack(_router()))
     token_application = _with_token_check(_router("ws/node/"))
-    # Calls of HTTP requests, such as those of the REST API, can be refused too.
+    # Also start the writer for HTTP requests, because calls of the REST API can be refused too.
     request_started.connect(_start_writer, dispatch_uid=START_WRITER)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -115,7 +115,7 @@ def _with_token_check(application: Application) -> Application:
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         claim = await in_thread(auth.read_token, _bearer_token(scope) or "")
         admission = (
-            {REFUSED_KEY: "the token is altered, no longer valid, or one for REST"}
+            {REFUSED_KEY: "the token is altered, no longer valid, or a token for REST"}
             if claim is None
             else {"user": claim.user, EXPIRY_KEY: claim.expires_at}
         )

@@ -1,4 +1,4 @@
-"""Limits that Daphne lacks: of a request's header, and of the time for the process to end.
+"""Limits that Daphne lacks: for the header of a request, and for the time to stop the process.
 
 Only a process that runs Daphne imports this module: it needs Twisted.
 """
@@ -52,14 +52,15 @@ def _limit_headers(factory: Any) -> None:
     factory.protocol = make_limited_protocol
 
 
-# Read on for this long before closing: if unread data is left, the client may lose the answer.
+# Continue to read for this long before closing: closing with unread data may lose the answer.
 _LINGER_SECONDS: Final = 2.0
 
 
 class LimitedChannel(HTTPChannel):
     """An HTTP/1.1 connection with limits for the size of a header and the time to send it.
 
-    Twisted itself waits as long as a byte arrives every minute, and gives no reason.
+    Twisted itself has no total time limit: the client only has to send a byte every minute. And if
+    Twisted refuses a header, the answer does not contain the reason.
     """
 
     header_seconds: float

@@ -17,7 +17,7 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
-from psqlmessages.client.registration import JOIN_CALLS, UNDOES
+from psqlmessages.client.registration import JOIN_BY_LEAVE, JOIN_CALLS
 from psqlmessages.relay.frames import HubMessage, Receiver
 from psqlmessages.relay.hub_answers import (
     UNANSWERED,
@@ -138,8 +138,8 @@ class NodeRegistry:
             entry.joined[function, topic] = received_count
             self._members.setdefault((function, topic), {})[ident] = entry
             self._refresh_cache(function, topic)
-        elif function in UNDOES:
-            self._leave(entry, UNDOES[function], topic)
+        elif function in JOIN_BY_LEAVE:
+            self._leave(entry, JOIN_BY_LEAVE[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages; some may occur more than once."""
@@ -200,7 +200,7 @@ Continuation = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class HubCounters:
-    """Counters of a hub since it was created, and the numbers of its receivers and nodes now."""
+    """Counters of a hub since its creation, and the present numbers of its receivers and nodes."""
 
     received: int = 0
     delivered: int = 0
@@ -265,7 +265,7 @@ class Dispatcher:
         self._has_task = False
 
     def _dispatch_slice(self) -> Continuation | None:
-        """Deliver notifications for 10 ms; return what to await then, or None if none is left."""
+        """Deliver notifications for 10 ms; return a continuation, or None if the inbox is empty."""
         inbox, until = self._inbox, monotonic() + _SLICE_SECONDS
         while inbox:
             notification = inbox.popleft()
@@ -436,24 +436,25 @@ class Dispatcher:
         return frozenset()
 
     def _may_end_membership(self, header: Header) -> bool:
-        """Return whether an event may end one of our nodes, or its membership in a topic."""
+        """Return whether an event may end a node of this hub, or its membership in a topic."""
         entry = self._current_entry(header.get("Ident", ""))
         event, topic = header["Evt"], header.get("Topic", "")
         return entry is not None and (
-            event == "disconnect" or (event in UNDOES and (UNDOES[event], topic) in entry.joined)
+            event == "disconnect"
+            or (event in JOIN_BY_LEAVE and (JOIN_BY_LEAVE[event], topic) in entry.joined)
         )
 
     def _may_be_outdated(self, header: Header) -> bool:
-        """Return whether an event may be older than our node's present membership in the topic."""
+        """Return whether an event may be older than the node's present membership in the topic."""
         entry = self._current_entry(header.get("Ident", ""))
-        join = (UNDOES.get(header["Evt"], ""), header.get("Topic", ""))
+        join = (JOIN_BY_LEAVE.get(header["Evt"], ""), header.get("Topic", ""))
         return entry is not None and entry.joined.get(join, 0) >= self._taken_count
 
     async def _has_ended(self, header: Header) -> bool:
         """Ask PostgreSQL whether the node's registration, or membership in the topic, has ended.
 
-        The event alone does not tell: it may report an earlier call of the node itself, or be older
-        than the node's last call. False if there is no answer: a reconnect reveals the state.
+        The event alone is not enough: it may report an earlier call of the node itself, or be older
+        than the node's last call. False if there is no answer: the next reconnect finds the state.
         """
         event, ident, topic = header["Evt"], header["Ident"], header.get("Topic", "")
         if event == "topic_unobserve":
@@ -474,7 +475,7 @@ class Dispatcher:
             self._on_disconnected(ident)
             return
         self._registry.on_call_succeeded(ident, event, topic)
-        self._gateway.forget(ident, UNDOES[event], topic)
+        self._gateway.forget(ident, JOIN_BY_LEAVE[event], topic)
 
 
 def _subject(header: Header) -> tuple[str, str]:

@@ -75,10 +75,11 @@ Subject = tuple[MonitoredSocket, Credentials, str | None]
 
 @dataclass(frozen=True, slots=True)
 class RevalidationResult:
-    """Result of the check of one WebSocket; without any field set, nothing has changed.
+    """Result of the check of one WebSocket. The defaults mean that nothing has changed.
 
-    ``reason``: why the WebSocket must close. ``is_ident_revoked``: at least its node must end.
-    ``error``: why the check failed, for example an unavailable permission backend of the project.
+    ``reason``: why the WebSocket must close. ``is_ident_revoked``: the user may no longer act as
+    the node, so the node must end. ``error``: the exception of a failed check, for example from an
+    unavailable permission backend of the project.
     """
 
     reason: str = ""
@@ -125,7 +126,10 @@ class CredentialMonitor:
         await in_thread(connections.close_all)
 
     async def _wait_for_check(self) -> None:
-        """Wait up to MAX_UNCHECKED_SECONDS for a check; the next call waits for a slower check."""
+        """Check all WebSockets, but wait for the check only up to MAX_UNCHECKED_SECONDS.
+
+        If the check takes longer, the next call waits for the same check.
+        """
         if self._check is None:
             self._check = asyncio.create_task(self.check_now(), name="psqlmessages check")
         await asyncio.wait({self._check}, timeout=MAX_UNCHECKED_SECONDS)

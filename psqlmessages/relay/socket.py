@@ -152,7 +152,7 @@ class Socket(MonitoredSocket):
         """Start the work of a subclass: frames can be sent from now on."""
 
     async def on_frame(self, text: str) -> None:
-        """Execute one frame; the next one waits."""
+        """Execute one frame; the next frame waits until this method returns."""
         raise TypeError(f"{type(self).__name__} must implement on_frame()")
 
     async def on_closed(self, *, has_crashed: bool) -> None:

@@ -14,7 +14,8 @@ from psqlmessages.wire import BASE64, JSON, EncodedBody, MalformedPayload
 
 CONTENT_TYPE: Final = "content-type"
 HEADER_PREFIX: Final = "x-ks-hdr-"
-# All headers of an element as one JSON object. If it is too long, a response has only its length.
+# The HTTP header with all headers of an element as one JSON object. If the object is too long, a
+# response has only its length.
 ALL_HEADERS: Final = "x-ks-headers"
 HEADERS_LENGTH: Final = "x-ks-headers-length"
 
@@ -154,7 +155,10 @@ def _decode_body(text: str, enc: str | None, stored_type: Any) -> tuple[bytes, s
 
 
 def _format_headers(values: Mapping[str, Any], as_json: str) -> dict[str, str]:
-    """Return HTTP headers for up to 40 valid values, and one for all values or their length."""
+    """Return up to 40 HTTP headers with one valid value each, and one with all values as JSON.
+
+    If the JSON is too long, return its length instead.
+    """
     single: dict[str, str] = {}
     for name, value in values.items():
         text = json.dumps(value) if value is None or isinstance(value, bool) else value

@@ -118,7 +118,11 @@ class Pool:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await AsyncConnection.connect(address, autocommit=True)
             connection.answer_seconds = ANSWER_SECONDS
-            await set_statement_timeout(connection, ANSWER_SECONDS * 0.8)
+            try:
+                await set_statement_timeout(connection, ANSWER_SECONDS * 0.8)
+            except BaseException:
+                await connection.close()
+                raise
         except (psycopg.Error, TimeoutError) as error:
             self._failed_at = loop.time()
             self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS
@@ -152,8 +156,8 @@ _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
 )
-# renew locks the element, so that the lease stays valid until the end of the statement. Only renew
-# checks the queue of a lease. It takes 0.4 ms.
+# Only renew checks the queue of a lease. It also locks the element, so that the lease stays valid
+# until the end of the statement. This takes 0.4 ms.
 _WITH_LEASE: Final = "SELECT {} FROM messages.renew(%s, %s, %s::float8, %s)"
 # Returns JSON text, which Python does not parse: it would round the numbers in headers.
 _PEEK: Final = """

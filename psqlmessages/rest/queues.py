@@ -100,7 +100,7 @@ async def resume(request: HttpRequest, ns: str, queue: str, ident: Ident = None)
 
 @router.patch(_QUEUE + "/drain", response={200: schemas.Drained, **ERRORS})
 async def drain(request: HttpRequest, ns: str, queue: str, ident: Ident = None):
-    """Remove all available elements; scheduled and reserved ones stay."""
+    """Remove all available elements. Scheduled and reserved elements stay."""
     database, ident = _resolve(request, ns, queue, ident)
     answer = await database.pool.call("drain(%s, %s)", ident, queue)
     return {"removed": answer["Removed"]}
@@ -117,7 +117,7 @@ async def peek(
 ):
     """List the first elements, in the order in which they can be taken; they stay in the queue.
 
-    The bodies of an answer have at most 1 MiB together; only its first element may have more.
+    The bodies of an answer have at most 1 MiB together, unless the first body alone is longer.
     """
     database, ident = _resolve(request, ns, queue, ident)
     elements = await pool.peek(database.pool, ident, queue, max_rows, with_bodies)
@@ -249,7 +249,7 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: Ident = No
 
 @router.delete(_QUEUE + "/consumer/{tid}", response={204: None, **ERRORS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: Ident = None):
-    """Cancel a request that waits in this server process: your own, or one of the acting node."""
+    """Cancel a request that waits in this server process: yours, or one for the acting node."""
     database, ident = _resolve(request, ns, queue, ident)
     user = get_caller(request).credentials.user
     for waiter in database.list_waiters(queue):

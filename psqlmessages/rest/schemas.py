@@ -68,7 +68,7 @@ class Queues(Schema):
 
 
 class Pushed(Schema):
-    """The element's number. ``already``: the key existed, so nothing was pushed."""
+    """The id of the element. ``already``: the key existed, so nothing was pushed."""
 
     id: int
     already: bool = False
@@ -93,7 +93,7 @@ class Drained(Schema):
 
 
 class PeekedElement(Schema):
-    """An element that was not taken: ``body`` is null without ``with_bodies``."""
+    """An element that stays in the queue. Without ``with_bodies``, ``body`` is null."""
 
     id: int
     body: str | None
@@ -127,7 +127,7 @@ class Paused(Schema):
 
 
 class Consumer(Schema):
-    """A waiting request. ``tid``: the name that its client chose, or a random one."""
+    """A waiting request. ``tid``: its name, chosen by its client or at random."""
 
     tid: str
     ident: str

@@ -97,7 +97,7 @@ class WaitingRequest:
         self.fail(ServiceUnavailable())
 
     def abort_if_stuck(self) -> None:
-        """Do nothing: a waiting request has not sent any data that its client could not read."""
+        """Do nothing: the server sends data to the client only after the wait."""
 
 
 logger: Final = logging.getLogger("psqlmessages.rest")
@@ -137,7 +137,8 @@ class QueueWaiters:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"waiters of {self.queue}")
         elif not waiter.waits_if_empty or waiter.ident not in self._allowed_idents:
-            # Otherwise no wake-up: the queue is empty, or the task will serve this waiter too.
+            # In other cases, a wake-up is unnecessary: the queue is empty, or the task will serve
+            # this waiter too.
             self._wakeup.set()
 
     def remove(self, waiter: WaitingRequest) -> None:
@@ -223,7 +224,10 @@ class QueueWaiters:
                 return
 
     async def _take(self, arguments: ReserveArguments, count: int) -> int:
-        """Reserve elements for waiters with these arguments; return how many were available."""
+        """Reserve up to ``count`` elements for waiters with these arguments; return their number.
+
+        If the call is refused, fail all waiters of its node, and return ``count``.
+        """
         waiters_before = self.list_waiting()
         try:
             elements = await reserve(
@@ -258,7 +262,10 @@ class QueueWaiters:
     # Listening
 
     async def _listen_if_due(self) -> bool:
-        """Call queue_listen if due; return whether earlier pushes may have sent no notification."""
+        """Call queue_listen if due; return whether listening has just begun.
+
+        If so, earlier pushes have sent no notification, so the caller must try to reserve again.
+        """
         idents = list(dict.fromkeys(waiter.ident for waiter in self.list_waiting()))
         unchecked = [ident for ident in idents if ident not in self._allowed_idents]
         if not unchecked and self._state is not None and not self._state.is_stale(monotonic()):

@@ -20,7 +20,10 @@ _BATCH_SIZE = 1000
 
 @dataclass(frozen=True)
 class RuleDifference:
-    """Changes. Additions are applied first, so a node keeps a right that moves to another rule."""
+    """Changes of rules and web identities.
+
+    Additions are applied first, so a node keeps a permission that moves to another rule.
+    """
 
     rules_added: tuple[RuleEntry, ...] = ()
     rules_changed: tuple[tuple[RuleEntry, RuleEntry], ...] = ()

@@ -39,9 +39,11 @@ class Rule:
     is "W" (send), "R" (receive), "RW", for a topic also "O" (observe), and for a queue also "A"
     (administer: RW, and change its settings or remove it). The default is "RW", for ``rpc`` "W".
     ``role`` is the PostgreSQL role that may act as the node (default: the role of the Django
-    connection). ``timeout`` is how long large bodies and answers are stored: a timedelta or a
-    number of seconds. Raises ValueError unless exactly one of ``topic``, ``queue`` and ``rpc`` is
-    given, the mode is valid for it, and the timeout is positive.
+    connection). ``timeout`` is how long large bodies and large answers are stored: a timedelta
+    or a number of seconds.
+
+    Raises ValueError unless exactly one of ``topic``, ``queue`` and ``rpc`` is given, the mode is
+    valid for this type of rule, and the timeout is positive.
     """
 
     node: str
@@ -119,8 +121,8 @@ def allow(rule: Rule, *, using: str | None = None) -> str:
 def deny(rule: Rule, *, using: str | None = None) -> str | None:
     """Remove the mode of ``rule`` from the existing rule; return the remaining mode.
 
-    If no mode remains, remove the rule and return "". If there is no rule, return None. A rule of
-    mode A keeps RW without A, W without R, and R without W.
+    If no mode remains, remove the rule and return "". If there is no rule, return None. If the
+    existing rule has mode A, removing A leaves RW, removing R leaves W, and removing W leaves R.
     """
     alias = resolve_alias(using)
     with transaction.atomic(alias), connections[alias].cursor() as cursor:
@@ -147,7 +149,7 @@ def configure_queue(
     """Change settings of a queue as ``node``, which needs a rule of mode A; return all settings.
 
     Creates the queue if it does not exist. None leaves a setting unchanged, and ``max_tries=0``
-    means no maximum. Safe to repeat. Raises MessagesError.
+    means no maximum. Safe to repeat. Raises MessagesError, for instance if the rule is missing.
     """
     call = queue_calls.configure_queue(
         node,

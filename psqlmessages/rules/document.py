@@ -24,7 +24,7 @@ MAX_SECONDS = 2**31 - 1
 
 
 class RuleError(NamedTuple):
-    """An error of an entry: the field with the error, and a sentence."""
+    """An error of an entry: the name of the invalid field, and a sentence."""
 
     field: str
     sentence: str
@@ -211,10 +211,13 @@ def _parse_part(
         errors.append(f"{part} is not a list.")
         return None
     label = {"rules": "Rule", "web_identities": "Web identity"}[part]
-    # For each key: the number of its first entry, and this entry.
+    # By key: the number of the first entry with this key, and the entry.
     entries: dict[object, tuple[int, _Entry]] = {}
     for number, given in enumerate(document[part], 1):
-        entry = parse_entry(given) if isinstance(given, dict) else ["it is not a JSON object."]
+        if not isinstance(given, dict):
+            errors.append(f"{label} {number} is not a JSON object.")
+            continue
+        entry = parse_entry(given)
         if isinstance(entry, list):
             errors += [f"{label} {number}, {error}" for error in entry]
             continue

@@ -14,7 +14,7 @@ register = template.Library()
 register.filter(formats.format_age)
 register.filter(formats.format_count)
 
-# Of each page: its label, the name of its URL, and the names of the URLs of its subpages.
+# Each page: its label, the name of its URL, and the names of the URLs of its subpages.
 _MONITOR: Final = (
     (_("Now"), "monitor", ()),
     (_("Topics"), "monitor_topics", ("monitor_topic", "monitor_send")),
@@ -34,7 +34,8 @@ _MONITOR: Final = (
 def navigation(context: template.Context) -> dict[str, Any]:
     """Show links to the pages of the monitor, to the admin and to the page of the API.
 
-    The monitor needs a permission, the admin a staff user. A page without a URL has no link.
+    The monitor is linked if the user has its permission, the admin if the user is a staff user.
+    A page without a URL is not linked.
     """
     request = context["request"]
     match = request.resolver_match

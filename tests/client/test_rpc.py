@@ -64,7 +64,8 @@ def test_a_handler_may_answer_explicitly(node1: Node, node2: Node, caplog):
 
     @node2.on_rpc
     def answer(message: Message) -> object:
-        message.reply("by hand" if message.body == "works" else object())
+        answer = message.reply_error if message.body == "unsendable reason" else message.reply
+        answer("by hand" if message.body == "works" else object())
         return "too late"
 
     @node2.on_topic("ORDERS", ordered=True)
@@ -79,9 +80,10 @@ def test_a_handler_may_answer_explicitly(node1: Node, node2: Node, caplog):
         node1.topic_send_many("ORDERS", ["first", "last"])
         wait_until(lambda: came == ["first", "last"])
         assert node1.call("NODE2", "works", timeout=SOON) == "by hand"
-        with pytest.raises(CallFailed, match=r"the handler of NODE2 failed \(TypeError\)"):
-            node1.call("NODE2", "unsendable", timeout=SOON)
-    assert node2.counters.handler_failures == 2
+        for body in ("unsendable", "unsendable reason"):
+            with pytest.raises(CallFailed, match=r"the handler of NODE2 failed \(TypeError\)"):
+                node1.call("NODE2", body, timeout=SOON)
+    assert node2.counters.handler_failures == 3
     assert "no such article" in caplog.text
 
 

@@ -105,7 +105,7 @@ NO_DOCUMENTS = (
     (b'{"version":true}', "The version is True; only 1 is supported."),
     (b'{"version":1,"rule":[]}', "The document has an unknown field 'rule'."),
     (b'{"version":1,"rules":{}}', "rules is not a list."),
-    (b'{"version":1,"rules":[1]}', "Rule 1, it is not a JSON object."),
+    (b'{"version":1,"rules":[1]}', "Rule 1 is not a JSON object."),
     (b'{"version":1,"version":1}', f"{NO_JSON}: an object has the field 'version' twice."),
     (b'{"version":NaN}', f"{NO_JSON}: NaN is not a JSON number."),
     (b"[" * 100_000, "The document is not JSON: it is nested too deeply."),

@@ -91,10 +91,10 @@ def test_a_hung_handler_blocks_none(sender: Program, registry: HandlerRegistry, 
     with running_worker(registry, stuck_after=timedelta(seconds=0.5)) as runner:
         send(sender, "for ever", "other")
         assert seen.wait_for(1) == ["other"]
-        assert (runner.stuck_count, runner.counters.stuck) == (1, 1)
+        assert (len(runner._stuck), runner.counters.stuck) == (1, 1)
         release.set()
         assert seen.wait_for(2) == ["other", "for ever"]
-        wait_until(lambda: not runner.stuck_count)
+        wait_until(lambda: not runner._stuck)
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "has not returned for" in record.getMessage()
     assert "test_runner.py" in record.getMessage()
@@ -192,7 +192,7 @@ def test_an_ordered_handler_gets_the_messages_of_a_topic_one_by_one(
         send(sender, "slow", "next", "last")
         sender.ok("topic_send", "ORDERS.LATER", "other")
         assert seen.wait_for(1) == ["other"]
-        wait_until(lambda: len(runner._backlog) == 2)
+        wait_until(lambda: len(runner._waiting_calls) == 2)
         release.set()
         assert seen.wait_for(4) == ["other", "slow", "next", "last"]
 
@@ -322,7 +322,7 @@ def test_a_topic_without_a_rule_and_losing_all_rules_fail(shop: World, registry:
         runner = HandlerWorker(worker, registry, using="default")
         runner.listen()
         shop.owner.query("DELETE FROM messages.auth RETURNING 1")
-        with pytest.raises(MessagesError, match="no rule allows it"):
+        with pytest.raises(MessagesError, match="no rule allows this"):
             runner.run()
 
 

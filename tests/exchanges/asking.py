@@ -42,7 +42,7 @@ def takes(selector: str, body: Any = None, **headers: Any) -> bool:
     """Return whether a selector accepts; it must not fail."""
     verdict = asked(selector, body, **headers)
     assert verdict.error is None, verdict.error
-    return verdict.is_taken
+    return verdict.is_accepted
 
 
 def queue(name: str) -> QueueRef:

@@ -55,10 +55,10 @@ def test_each_destination_has_a_verdict_and_each_match_a_copy_in_order(
         return
     indexes = list(range(len(graphed.destinations)))
     assert [verdict.destination for verdict in result.verdicts] == indexes
-    taken = [verdict.destination for verdict in result.verdicts if verdict.is_taken]
+    taken = [verdict.destination for verdict in result.verdicts if verdict.is_accepted]
     assert [delivery.destination for delivery in result.deliveries] == taken
     assert result.outcome == ("ok" if taken else "no_route")
-    assert not any(verdict.is_taken for verdict in result.verdicts if verdict.error)
+    assert not any(verdict.is_accepted for verdict in result.verdicts if verdict.error)
 
 
 @quiet

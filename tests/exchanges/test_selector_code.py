@@ -84,7 +84,7 @@ def test_what_a_function_returns_counts_as_the_value_of_an_expression(code: Code
     yes = (True, 1, -math.inf, " ", b"", [], {}, {"select": "no"})
     for value in (*no, *yes):
         verdict = asked(code(lambda env, value=value: value))
-        assert (verdict.error, verdict.is_taken) == (None, any(value is each for each in yes))
+        assert (verdict.error, verdict.is_accepted) == (None, any(value is each for each in yes))
 
 
 def test_an_exception_counts_as_no_and_undoes_changes(code: Code):
@@ -155,5 +155,5 @@ def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code):
     selector(name)(mine)
     with pytest.raises(ValueError, match="is registered already"):
         selector(name)(lambda env: False)
-    assert asked(f"@{name}").is_taken
+    assert asked(f"@{name}").is_accepted
     assert Selector(f"@{name}").needs_body

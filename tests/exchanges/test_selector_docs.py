@@ -40,11 +40,11 @@ def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:
 
 def test_each_example_says_what_the_page_says():
     assert len(ROWS) >= 19
-    for selector, is_taken, says in ROWS:
+    for selector, is_accepted, says in ROWS:
         message = json.loads(MESSAGE)
         result = routed(selector, body=message["body"], **message["headers"])
         (verdict,) = result.verdicts
-        assert verdict.is_taken == is_taken, selector
+        assert verdict.is_accepted == is_accepted, selector
         if says.startswith("`"):
             (delivery,) = result.deliveries
             assert changes(delivery, message["headers"]) == json.loads(says.strip("`")), selector

@@ -52,7 +52,7 @@ def test_a_body_keeps_the_type_it_was_pushed_with():
 def test_a_missing_field_fails_unless_the_expression_tests_for_it():
     for field in ("msg.headers.nope", 'msg.headers["nope"]', "msg.body.a.nope"):
         verdict = asked(f"{field} == 1", {"a": {}})
-        assert (verdict.is_taken, verdict.error) == (False, "no such key: nope")
+        assert (verdict.is_accepted, verdict.error) == (False, "no such key: nope")
     assert not takes("has(msg.headers.country)")
     assert not takes('has(msg.headers.country) && msg.headers.country == "it"')
     assert takes("has(msg.headers.country)", country=None)
@@ -77,7 +77,7 @@ def test_an_error_at_run_time_counts_as_no_and_is_reported():
     verdicts = {each: asked(each, {"n": 1, "s": "x", "z": None}) for each in errors}
     assert {each: verdict.error for each, verdict in verdicts.items()} == errors
     for verdict in verdicts.values():
-        assert (verdict.is_taken, verdict.why) == (False, verdict.error)
+        assert (verdict.is_accepted, verdict.why) == (False, verdict.error)
 
 
 def test_values_outside_of_cel_fail_only_selectors_that_read_them():

@@ -105,7 +105,7 @@ def test_a_failed_commit_is_reported_and_publishes_nothing(sink: Sink):
     with pytest.raises(MessagesError, match="0 of 2 staged rows exist"):
         stream.commit([message], 0)
     unnamed = MessagesStreamWriter(sink.topic, SCHEMA, overwrite=False)
-    with pytest.raises(MessagesError, match="name one with the option query"):
+    with pytest.raises(MessagesError, match="name the query by the option query"):
         unnamed.commit([unnamed.write(batches("a"))], 0)
     # A rule that is removed before the commit counts.
     message = stream.write(batches("a"))

@@ -182,8 +182,8 @@ def test_long_lists_are_cheap(admin: Admin):
         (SUBSCRIPTIONS, 10, "100 subscriptions"), (TOPICS, 10, "10000 topics"),
         (f"{QUEUES}?o=3", 10, "40 queues"), (EXCHANGES, 10, "60 exchanges"),
         (f"{TRAFFIC}?window_seconds=10", 16, "60 traffic"),
-        ("/monitor/queues/", 10, "of 40"), ("/monitor/nodes/", 10, "of 100"),
-        ("/monitor/streams/", 10, "of 100"), ("/monitor/nodes/?q=N99", 10, "of 1"),
+        ("/monitor/queues/", 14, "of 40"), ("/monitor/nodes/", 10, "of 100"),
+        ("/monitor/streams/", 14, "of 100"), ("/monitor/nodes/?q=N99", 10, "of 1"),
     ):  # fmt: skip
         with CaptureQueriesContext(connection) as queries:
             page = admin.open(path)

@@ -241,7 +241,7 @@ def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, world: 
     expect(page.get_by_text("no consumer was seen")).to_be_visible()
     assert too_wide(page) == []
     page.get_by_role("button", name="Pause…").click()
-    expect(page.get_by_text("2 available, 0 delayed and 0 reserved")).to_be_visible()
+    expect(page.get_by_text("2 available, 0 scheduled and 0 reserved")).to_be_visible()
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_text("Paused.")).to_be_visible()
     expect(page.get_by_text("The queue is paused")).to_be_visible()
@@ -658,7 +658,7 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
             break
     expect(page.locator(".edge.highlighted")).to_have_count(3)
     Element.objects.create(queue=queue, body="x")
-    expect(page.get_by_role("link", name="Queue orders: 1 elements")).to_be_visible()
+    expect(page.get_by_role("link", name="Queue orders: 1 element", exact=True)).to_be_visible()
     new("more", "eu", "far")
     expect(page.locator('[data-node^="x "]')).to_have_count(2)
     expect(node).to_be_focused()

@@ -303,8 +303,7 @@ def test_shown_messages_are_short_and_contain_no_secret():
     assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
     assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
     assert asking["wants_answer"]
-    assert "abc" not in str(asking)
-    assert "60.4" not in str(asking)
+    assert not [secret for secret in ("abc", "60.4") if secret in str(asking)]
     whole = topic_details(kept.topics["T"], NOW, with_bodies=False)
     changed = topic_details(kept.topics["T"], NOW, with_bodies=False, seconds=range(NOW, NOW))
     assert "secret" not in str(whole) + str(changed)
@@ -318,6 +317,7 @@ def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch):
     kept.apply_rows([("quiet", [], [])], 0)
     for number in range(9):
         for _ in range(number + 1):
-            kept.add_message(message(f"T{number}"), "x", NOW)
+            kept.add_message(message(f"T{number}"), "x", NOW - 86_400 * (number == 5))
+    assert TopicQuery().parameters(kept.topics.values(), NOW)["messages"][4:6] == [5, 0]
     kept.add_message(message("new"), "x", NOW)
-    assert sorted(kept.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
+    assert sorted(kept.topics) == ["T2", "T3", "T4", "T6", "T7", "T8", "new", "quiet"]

@@ -184,7 +184,7 @@ def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
     Auth.objects.create(
         role=Server.owner, ident="example", type="Topic", dest="T", mode="W", timeout=60
     )
-    assert "1 bytes will be sent" in client.post(send, post).text
+    assert "1 byte will be sent" in client.post(send, post).text
     assert not LogEntry.objects.exists(), "it asks first"
     assert client.post(send, {**post, "confirmed": "1"}).status_code == 302
     assert LogEntry.objects.get().change_message.startswith("Published a test message")

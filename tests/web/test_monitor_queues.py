@@ -23,7 +23,7 @@ ODD = "a//b \N{RIGHT-TO-LEFT OVERRIDE}<b>"
 
 @pytest.fixture
 def queues(database: World, settings: Settings, monkeypatch) -> World:
-    """Queue `orders` with four elements, one of them delayed; a dead letter; an odd name."""
+    """Queue `orders` with four elements, one of them scheduled; a dead letter; an odd name."""
     settings.PSQLMESSAGES = {"NODE": "example"}
     monkeypatch.setattr(listing, "_SHARED_SECONDS", 0.0)
     database.rules(f"{ROLE} example Queue * A 60", "user1 worker.* Queue orders R 60")
@@ -115,10 +115,10 @@ def test_the_rule_that_a_call_lacked_is_added(queues: World):
 
 # The action, its fields, what the confirmation says, what is said afterwards, elements in `orders`.
 ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
-    ("pause", {}, "3 available, 1 delayed and 0 reserved", "Paused.", 4),
+    ("pause", {}, "3 available, 1 scheduled and 0 reserved", "Paused.", 4),
     ("resume", {}, "worker.*", "The queue was not paused.", 4),
-    ("purge", {}, "3 available, 1 delayed", "Purged: 3 elements deleted.", 1),
-    ("push", {"body": "[1]", "format": "json", "delay": "5"}, "3 bytes", "Pushed a test", 5),
+    ("drain", {}, "3 available, 1 scheduled", "Drained: 3 elements removed.", 1),
+    ("push", {"body": "1", "format": "json", "delay": "5"}, "1 byte will", "Pushed a test", 5),
     ("delete", {"element": 0}, "1 element of", "Deleted: 1 element.", 3),
     ("move", {"all": "1", "to_queue": "NEW"}, "It will be created", "Moved to NEW: 4 elements.", 0),
     ("delete", {"all": "1", "search": "country"}, "1 element of", "Deleted: 1 element.", 3),
@@ -185,7 +185,7 @@ def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     key = key_of("__deadletter__")
     given = {"action": "redrive", "ids": str(key), "confirmed": "1"}
     asked = client.post(address, {"action": "redrive", "ids": f"{key},1"})
-    assert "1 element will stay: they are not dead letters of a known queue." in asked.text
+    assert "1 element will stay: it is not a dead letter of a known queue." in asked.text
     client.post(address, given)
     assert Queue.objects.get(name="orders").elements.get(pk=key).headers == {}
     move = "SELECT messages.move_elements('example', 'orders', '__deadletter__', %s)"

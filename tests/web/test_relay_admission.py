@@ -23,7 +23,7 @@ from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
 
 HOUR = timedelta(hours=1)
-BAD_TOKEN = (4401, "the token is altered, no longer valid, or one for REST")
+BAD_TOKEN = (4401, "the token is altered, no longer valid, or a token for REST")
 LOG_IN = (4401, "log in first")
 
 Enter = Callable[..., Visitor]

@@ -322,7 +322,7 @@ class RoutedBatch:
             self._fail(ref, destinations[mark, ref], reason)
 
     def count_outcomes(self) -> dict[str, tuple[int, float]]:
-        """Return the number of elements, without lost ones, and selector seconds, by outcome."""
+        """Return the number of elements (without lost ones) and selector seconds, by outcome."""
         counts: dict[str, tuple[int, float]] = {}
         for ref, outcome in self.outcome_of.items():
             if ref not in self.lost:

@@ -19,7 +19,7 @@ BUCKET_SECONDS: Final = (
 
 @dataclass(slots=True)
 class Histogram:
-    """Number of elements, their total time, and the part of it that selectors took."""
+    """Number of elements, their total time, the part that selectors took, and time buckets."""
 
     count: int = 0
     seconds: float = 0.0
@@ -50,9 +50,10 @@ class Histogram:
 
 
 class ExchangeCounters:
-    """Counters of one exchange, and how often its consumers waited after an error.
+    """Counters of one exchange. ``waits``: how often its consumers waited after an error.
 
-    A key of ``entries`` is an outcome and the index of a destination, or -1 for elements.
+    A key of ``entries`` is an outcome and a number: the index of a destination for counts of its
+    copies or selector failures, or -1 for counts of elements.
     """
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class ExchangeCounters:
         return self.entries.get((outcome, -1), Histogram()).count
 
     def list_unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Histogram]]:
-        """Yield the changed counters; if running, also that of ``ok``, which is the heartbeat."""
+        """Yield the changed counters. If running, also yield ``ok``, which is the heartbeat."""
         for (outcome, destination), counter in self.entries.items():
             is_heartbeat = is_running and outcome == OK
             if is_heartbeat or self._written.get((outcome, destination), 0) != counter.count:

@@ -1,4 +1,4 @@
-"""Dry run: the copies that a message would produce, and why. Pushes nothing."""
+"""Dry run: the copies that an element would produce, and why. Pushes nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DryRun:
 
 
 def dry_run_exchange(exchange: CompiledExchange, message: SelectorInput) -> DryRun:
-    """Route a message without changing or pushing it. Calls selectors that are Python functions."""
+    """Route an element without pushing copies. Also calls selectors that are Python functions."""
     routed = route(exchange, replace(message), now=datetime.now(UTC))
     headers = {**message.headers, HOP_HEADER: read_hop_count(message.headers) + 1}
     copies = {
@@ -76,7 +76,7 @@ def dry_run_exchange(exchange: CompiledExchange, message: SelectorInput) -> DryR
     fallback = None
     if routed.outcome in FALLBACK_QUEUES:
         if routed.outcome == "too_many_hops":
-            # Such a message is not routed, so its hop count stays.
+            # Such an element is not routed, so its hop count stays.
             headers = message.headers
         queue = QueueRef(exchange.source.namespace, FALLBACK_QUEUES[routed.outcome])
         fallback = DryRunCopy(queue, {**headers, NAME_HEADER: exchange.name}, message.body)

@@ -104,7 +104,7 @@ class DatabaseHandle:
 
 
 class ExchangeRunner:
-    """Runs the consumers of one exchange until stopped; each finishes its current batch."""
+    """Runs the consumers of one exchange. After `stop`, each finishes its current batch first."""
 
     def __init__(
         self, plan: ExchangePlan, databases: dict[str, DatabaseHandle], counters: ExchangeCounters
@@ -223,7 +223,7 @@ _FIRST_BATCH_SIZE = 10
 
 
 class PrefetchedBatch(NamedTuple):
-    """Elements taken in the round trip of the previous delivery, and the time when it began."""
+    """Elements taken in the round trip of the previous delivery; the time when that trip began."""
 
     elements: list[TakenElement]
     started_at: float
@@ -254,7 +254,7 @@ class ExchangeConsumer:
         self._prefetched: PrefetchedBatch | None = None
 
     async def run(self) -> None:
-        """Run until the runner is stopped; finish the current batch."""
+        """Run until the runner is stopped, and then finish the current batch."""
         try:
             while not self._runner.is_stopping:
                 await self._run_step()
@@ -338,8 +338,8 @@ class ExchangeConsumer:
     async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
 
-        If this takes no element, `_take` tries again before the consumer waits, because
-        notifications that arrive between this attempt and the next step do not end that wait.
+        If this takes no element, the next step takes again before the consumer waits. Otherwise the
+        consumer might miss a notification that arrives before the next step.
         """
         started_at = monotonic()
         take = self._take_queries(self._batch_size)
@@ -433,7 +433,7 @@ class ExchangeConsumer:
         self._batch_size = max(1, min(self._plan.batch_size, by_size, by_growth))
 
     def _isolate_failure(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
-        """After a data error, take one element at a time, and fail the one that causes it."""
+        """After a data error, take one element at a time, and fail the element that causes it."""
         if is_data_error(error):
             self._single_count = len(elements)
             if len(elements) == 1:

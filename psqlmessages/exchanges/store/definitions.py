@@ -68,7 +68,7 @@ _MAX_ERRORS = 20
 
 
 class MalformedExchanges(ValueError):
-    """Invalid definitions. After 20 ``errors``, one more says how many were left out."""
+    """Invalid definitions. ``errors`` has the first 20 errors, and the number of omitted ones."""
 
     def __init__(self, errors: list[ExchangeError]) -> None:
         further = len(errors) - _MAX_ERRORS
@@ -80,7 +80,7 @@ class MalformedExchanges(ValueError):
 
 @dataclass(frozen=True)
 class DefinedDestination:
-    """A destination queue, and the text of its selector; "" selects every message."""
+    """A destination queue, and the text of its selector; "" selects every element."""
 
     queue: QueueRef
     selector: str = ""
@@ -337,7 +337,7 @@ class _DocumentReader:
         )
 
     def _add_value_errors(self, exchange: DefinedExchange, path: Path) -> None:
-        """Add the errors of the values, except for values that replace invalid or missing ones."""
+        """Add the errors of the values, except of defaults for invalid or missing values."""
         known_paths = {error.path for error in self._errors}
         for error in exchange.errors():
             full_path = (*path, *error.path)

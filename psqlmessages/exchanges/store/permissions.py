@@ -138,8 +138,8 @@ def add_missing_rules(
 ) -> list[MissingRule]:
     """Add the rules that an exchange lacks in the database `using`; return them.
 
-    Rules of other databases are not added. Raise OperationalError if another change of rules holds
-    the lock for too long.
+    This does not add rules in other databases. Raise OperationalError if another change of rules
+    holds the lock for too long.
     """
     added = []
     with transaction.atomic(using=using):

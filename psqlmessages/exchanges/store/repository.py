@@ -241,7 +241,7 @@ def apply(
 
     Raise ExchangesChanged if the stored exchanges no longer have `expected_fingerprint`.
     `with_rules` also adds the rules that are missing in this database, as `add_missing_rules` does.
-    Return these rules.
+    Return the added rules.
     """
     added_rules: list[MissingRule] = []
     to_write = [*difference.added, *(new for _, new in difference.changed)]

@@ -277,5 +277,5 @@ class ElementCounts(NamedTuple):
 
 
 def size_limits(limit: int) -> list[int]:
-    """Return the parameters of ``SIZES``. Counting one element more detects larger numbers."""
+    """Return the parameters of ``SIZES``. Counting up to ``limit + 1`` detects larger numbers."""
     return [limit + 1] * 3

@@ -49,7 +49,7 @@ class RunningExchange:
 
 
 class ExchangeWorker:
-    """Runs the exchanges that should run: all of them, or only those with the given names."""
+    """Runs the exchanges that were started: all of them, or only those with the given names."""
 
     def __init__(self, names: Collection[str] = (), using: str | None = None) -> None:
         self._names = frozenset(names)
@@ -196,7 +196,7 @@ class ExchangeWorker:
         self._next_write_at = monotonic() + WRITE_SECONDS
 
     async def _check_rules(self) -> None:
-        """Check the rules of exchanges that may lack rules, and of those that lacked some."""
+        """Check the rules of exchanges that may lack rules or lacked rules at the last check."""
 
         def check(running: RunningExchange) -> None:
             try:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The node that reads. It differs from the node of the marks: otherwise the keep-alive of a stopping
-# query could set a mark again that was just removed.
+# The node that reads. It differs from the node of the marks. Otherwise a stopping query, which
+# still renews its subscriptions, could set a mark again that was just removed.
 READER: Final = f"{mark_calls.IDENT}.reader"
 _POLL_SECONDS: Final = 2.0
 
@@ -59,7 +59,10 @@ class ArchiveJob:
         return list(self._requested_topics) or self._read_marked(self._database)
 
     def prepare(self, topics: list[str]) -> None:
-        """Mark the requested topics; raise MessagesGone or ArchiveError as `_find_gaps` does."""
+        """Mark the requested topics, and record the gaps of `_find_gaps` as skipped.
+
+        Raises MessagesGone or ArchiveError as `_find_gaps` does.
+        """
         watermarks = offsets.read_watermarks(self._database, mark_calls.IDENT, topics)
         self._mark_requested(watermarks)
         if gaps := self._find_gaps(watermarks):
@@ -68,7 +71,7 @@ class ArchiveJob:
     def start(
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
-        """Start the query. Without its ``checkpoint`` it reads, and skips, archived messages."""
+        """Start the query. If ``checkpoint`` is missing, it skips messages that are archived."""
         options: dict[str, Any] = {"client": READER, "timeout": 10 * 60, "topic": ",".join(topics)}
         # The archive detects missing messages itself: see _check_and_mark.
         options |= {"maxRowsPerTrigger": 300_000, "failOnDataLoss": "false"}
@@ -165,7 +168,10 @@ class ArchiveJob:
         return gaps
 
     def _mark_requested(self, watermarks: offsets.Watermarks) -> None:
-        """Mark the topics that the requested names and patterns match, each once in this run."""
+        """Mark the topics that the requested names and patterns match, but each only once per run.
+
+        A mark that is removed during the run is not set again.
+        """
         if self._requested_topics:
             archived = self.archive.log.positions
             new = [t for t in watermarks.topics.values() if t.name not in self._seen_topics]

@@ -40,7 +40,7 @@ COLUMNS: Final = {
 }
 SCHEMA: Final = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
-# Topics that are also folder names: safe characters only, no hash at the end, no name of Hive.
+# Topics that can be folder names: safe characters, no hash at the end, no name that Hive reserves.
 _SAFE_NAME: Final = re.compile(r"(?!.*-[0-9a-f]{16}$)(?!__HIVE)[A-Za-z0-9._-]{1,60}")
 _UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -305,7 +305,8 @@ class ArchiveLog:
             self.version = max(snapshots)
         elif not any(name[0].isdigit() for name in present):
             return
-        # A process finishes all entries before it adds one, so only the last can be incomplete.
+        # A process completes all moves before it adds an entry, so only the last entry's moves can
+        # be incomplete.
         last = self._read_entry(self.version) if self.version >= 0 else None
         if last is not None:
             self._move_files(last)
@@ -342,7 +343,7 @@ class ArchiveLog:
             self._check_superseded(str(error.filename))
 
     def _check_superseded(self, name: str) -> None:
-        """Raise ArchiveError unless a newer entry exists: it may have removed the file."""
+        """Raise ArchiveError unless there is a newer entry, which may have removed the file."""
         if self._read_entry(self.version + 1) is None:
             raise ArchiveError(f"{self.folder.address(name)} is missing")
 

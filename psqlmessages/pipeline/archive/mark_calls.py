@@ -19,7 +19,10 @@ _TIMEOUT_SECONDS: Final = 2**31 - 1
 
 
 def can_be_archived(topic: str) -> bool:
-    """Return whether the source's option ``topic``, a list with commas, can name a topic."""
+    """Return whether a topic can be archived: the source's option ``topic`` must accept its name.
+
+    The option is a list of names with commas, and ignores spaces around names.
+    """
     return "," not in topic and topic == topic.strip()
 
 
@@ -28,7 +31,7 @@ def read_last_removed_id(topic: str) -> Call[int]:
     return Call(
         "SELECT messages.stream_horizons(%s, ARRAY[%s::text])",
         check_names(IDENT, topic),
-        # A pattern may match no topic. `mark` refuses patterns.
+        # If ``topic`` is a pattern, there may be no topics. `mark` refuses patterns later.
         lambda answer: next((int(t["Removed"]) for t in raise_for_error(answer)["Topics"]), 0),
     )
 

@@ -104,7 +104,9 @@ def _load_or_create_plan(archive: Archive, name: str, request: ReplayPlan) -> Re
         folder.create(path, json.dumps({"asked": request_json, "plan": asdict(plan)}))
     stored = json.loads(folder.read(path))
     if stored["asked"] != request_json:
-        raise ArchiveError(f"another replay has the name {name}: {stored['asked']}")
+        raise ArchiveError(
+            f"another replay has the name {name}: {stored['asked']}. Choose another name"
+        )
     return ReplayPlan(**{**stored["plan"], "ends": tuple(stored["plan"]["ends"])})
 
 

@@ -42,7 +42,8 @@ _MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
 _ROW_BY_ROW: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
 # By default, Parquet would buffer 100 rows before it checks their size.
 _SIZE_CHECKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
-# By default Spark writes times as INT96, which few other readers support and none can filter by.
+# By default Spark writes times as INT96. Few other readers support INT96, and no reader can filter
+# by it.
 _TIMESTAMPS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
@@ -120,7 +121,7 @@ class Archive:
         return False
 
     def retry_reads(self, read: Callable[[], T]) -> T:
-        """Call ``read``, which reads files; repeat the call if the files were compacted before."""
+        """Call ``read``; repeat the call if files are missing because they have been compacted."""
         while True:
             version = self.log.version
             try:
@@ -225,7 +226,8 @@ _SMALLEST_BYTES: Final = 32 * 1024
 def groups_to_merge(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]]:
     """Yield groups of files to merge, each of one topic and one day.
 
-    Merge all small files of earlier days; of today, MIN_FILES_TO_MERGE or more of similar size.
+    A group has all small files of an earlier day, or at least MIN_FILES_TO_MERGE files of similar
+    size.
     """
     for small in _group_small_files(files):
         if small[0].date < today.isoformat() and len(small) > 1:
@@ -239,7 +241,7 @@ def groups_to_merge(files: Iterable[ArchiveFile], today: date) -> Iterator[list[
 
 
 def compact_some(archive: Archive) -> int:
-    """Merge the first of `groups_to_merge`, if there is one; return how many fewer files exist."""
+    """Merge the first group of `groups_to_merge`, if any; return how many fewer files exist."""
     group = next(groups_to_merge(archive.log.files.values(), datetime.now(UTC).date()), None)
     return merge(archive, group) if group else 0
 
@@ -255,8 +257,8 @@ def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
 def merge(archive: Archive, files: list[ArchiveFile]) -> int:
     """Replace files by fewer ones in one log entry; return how many fewer files exist.
 
-    Returns 0 if another process has merged one of them first. Raises ArchiveError if the number of
-    rows differs from the log.
+    Returns 0 if another process has merged one of the files first. Raises ArchiveError if the
+    number of rows differs from the log.
     """
     new_count = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
     entry = ArchiveLogEntry(remove=tuple(file.path for file in files))

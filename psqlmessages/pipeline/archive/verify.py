@@ -26,7 +26,7 @@ from psqlmessages.pipeline.database import Database, add_defaults, dsn
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.store import Archive
 
-# Differences are reported by this number of id ranges per topic.
+# The ids of each topic are compared in this number of ranges.
 _RANGES: Final = 64
 # This statement reads no rows, but blocks removals in all topics until the transaction ends.
 _LOCK_REMOVALS: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"

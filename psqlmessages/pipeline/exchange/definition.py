@@ -25,7 +25,7 @@ _OPTION_FIELDS = ("parallel", "wsize", "reserve", "max_hops", "no_route")
 
 
 class UnsuitableExchange(MessagesError):
-    """An executor cannot import a module of selectors, or cannot compile a selector."""
+    """An executor cannot import a module of selector functions, or cannot compile a selector."""
 
 
 class ExchangeInput(NamedTuple):

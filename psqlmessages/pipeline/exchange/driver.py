@@ -27,12 +27,12 @@ _POLL_SECONDS: Final = 0.02
 
 
 class SparkExchanges:
-    """Runs exchanges in a Spark session, in ``tasks`` parallel tasks (default: its parallelism).
+    """Runs exchanges in a Spark session, in ``tasks`` parallel tasks (default: one per core).
 
-    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. It
-    ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds. After
-    each turn, a Spark thread calls ``record`` with the turn's number and counts. Executors import
-    ``modules``, which contain selector functions, and read the variables of `database.dsn`.
+    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. The
+    task ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds.
+    After each turn, a Spark thread calls ``record`` with the turn's number and counts. Executors
+    import ``modules``, which contain selector functions, and read the variables of `database.dsn`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SparkExchanges:
         return self._query
 
     def stop(self, seconds: float = 60) -> None:
-        """Stop the query after the current turn, but at the latest after this number of seconds."""
+        """Stop the query when the current turn has ended, or else after ``seconds``."""
         # Without exchanges, no new turn begins.
         self.define(())
         self.wait_until_current(seconds)

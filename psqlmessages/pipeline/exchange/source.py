@@ -1,7 +1,7 @@
 """Data source by which Spark runs exchanges; its rows are counts.
 
 An offset is the number of a turn and does not refer to elements: the queues themselves ensure that
-each element is moved once. A turn that Spark repeats processes the elements available at that time.
+each element is moved once. If Spark repeats a turn, the turn moves the elements available then.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 logger = logging.getLogger("psqlmessages")
 
 # Values of TaskCounts.outcome that are not outcomes of elements.
-WAITS: Final = "waits"  # Errors after which a consumer waits.
+WAITS: Final = "waits"  # The number of errors after which a consumer has waited.
 MAY_LACK_RULES: Final = "may_lack_rules"  # The number is 1.
 
-# By namespace and address. Shared by all tasks of this process: an open circuit remains open.
+# By namespace and address. All tasks of this process share them, so an open circuit stays open.
 _circuits: Final[dict[tuple[str, str], CircuitBreaker]] = {}
 
 
@@ -102,7 +102,8 @@ class TimedRunner(ExchangeRunner):
 
 FORMAT: Final = "psqlmessages-exchange"
 OPTION: Final = "settings"
-# While ExchangeReader waits, it sees neither new definitions nor a stop.
+# The longest wait for elements. During a wait, ExchangeReader does not notice new definitions or a
+# stop.
 _MAX_WAIT_SECONDS: Final = 0.5
 
 
@@ -195,7 +196,7 @@ class WatchedSource:
         self.backoff.reset()
         now = monotonic()
         next_at = state.listen_again_at if state.next_at is None else state.next_at
-        # If `wake` was called during the query, its time applies.
+        # If `wake` was called during the query, keep the time that `wake` has set.
         if self.wakeups == wakeups:
             self.next_at = min(now + self.schedule.interval, next_at)
             self.schedule.lengthen()

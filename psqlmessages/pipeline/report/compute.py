@@ -18,7 +18,7 @@ from psqlmessages.pipeline.report.contents import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-CLIENT: Final = "pipeline.report"
+IDENT: Final = "pipeline.report"
 _COLUMNS: Final = "id bigint, topic string, sender string, body string, published_at timestamp"
 # One row for each step, each topic, each sender, and the total.
 _SUMS: Final = """
@@ -39,12 +39,12 @@ def compute_statistics(
 ) -> ReportStatistics:
     """Compute the statistics of all stored messages of a period.
 
-    With ``archive``, the root of an archive, also those of archived messages. ``topics`` are names
-    and patterns, separated by commas. Latencies are missing: only the job `traffic` measures them.
+    ``archive`` is the root of an archive whose messages are counted too. ``topics`` are names and
+    patterns, separated by commas. Latencies are missing: only the job `traffic` measures them.
     Raises ArchiveError and the source's errors.
     """
     reader = spark.read.format("psqlmessages").schema(_COLUMNS)
-    rows = reader.options(topic=topics, client=CLIENT).load()
+    rows = reader.options(topic=topics, client=IDENT).load()
     source = "all stored messages"
     if archive is not None:
         # A message that is both stored and archived counts once.

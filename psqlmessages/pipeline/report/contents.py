@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 # The percentiles 50, 95 and 99.
 Percentiles = tuple[float, float, float]
 
-# More steps are unreadable in a chart.
+# A chart with more steps would be unreadable.
 MAX_STEPS: Final = 400
 TABLE_ROWS: Final = 100
 CHART_TOPICS: Final = 8
@@ -60,8 +60,8 @@ class TrafficStatistics:
 class ReportStatistics:
     """The traffic of a period. ``step`` is in seconds; the keys of ``steps`` are Unix times.
 
-    ``topics`` and ``senders`` begin with the busiest. ``points`` are the numbers of messages of the
-    busiest topics, by start of the step. ``source`` describes the origin of the statistics.
+    ``topics`` and ``senders`` begin with the busiest. ``points`` has the numbers of messages of the
+    busiest topics, by topic and start of the step. ``source`` is the origin of the statistics.
     ``counted`` is the part of the period that was counted, in Unix time; None means all of it.
     """
 
@@ -119,12 +119,12 @@ class Report:
 
 def parse_time(text: str, now: datetime) -> datetime:
     """Parse ISO 8601 (UTC if without a zone) or an age such as ``24h``; raises ValueError."""
-    if match := _AGE.fullmatch(text.strip()):
-        return now - timedelta(seconds=int(match[1]) * _UNIT_SECONDS[match[2]])
     try:
+        if match := _AGE.fullmatch(text.strip()):
+            return now - timedelta(seconds=int(match[1]) * _UNIT_SECONDS[match[2]])
         time = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r} is not a time: use 2026-11-21, 2026-11-21T12:00, 24h or 7d"
+            f"{text!r:.100} is not a time: use 2026-11-21, 2026-11-21T12:00, 24h or 7d"
         ) from None
-    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)

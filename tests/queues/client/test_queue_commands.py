@@ -65,11 +65,10 @@ def test_an_element_can_be_given_all_its_options(run: Run):
 
 
 def test_invalid_arguments_are_usage_errors(run: Run, queues: World):
-    for wrong in (
-        ("--headers", "[]"), ("--mature", "soon"), ("--delay", "-1"), ("--tries", "-1"),
-        ("--batch", "0"),
-    ):  # fmt: skip
-        assert run(*PUSH, "x", *wrong).returncode == 2, wrong
+    for wrong in ("--headers=[]", "--mature=soon", "--delay=-1", "--tries=-1", "--batch=0"):
+        assert run(*PUSH, "x", wrong).returncode == 2, wrong
+    done = run(*PUSH, "{", "--json", role="user1")
+    assert "psqlmessages: the body is not JSON: " in done.stderr
     done = run(*PUSH, "--key", "k", role="user1", typed="a\nb")
     assert (done.returncode, left(queues)) == (1, (0, 0))
     assert "--key needs a BODY argument" in done.stderr

@@ -82,9 +82,10 @@ const takeRateOf = ({ id }) => rates.sum(OUTCOMES.map((outcome) => `${id} ${outc
 const queueName = ([ns, queue]) => (ns === home ? queue : `${ns}/${queue}`);
 
 function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, max) {
-  const waiting = sizes === null ? UNKNOWN : countText(sizes[0] + sizes[1] + sizes[2], Math.max(...sizes) > max, max);
+  const total = sizes === null ? 0 : sizes[0] + sizes[1] + sizes[2];
+  const waiting = sizes === null ? UNKNOWN : countText(total, Math.max(...sizes) > max, max);
   const note = isPaused ? gettext("{number}, paused", { number: waiting }) : waiting;
-  const size = sizes === null ? gettext("number of elements unknown") : gettext("{number} elements", { number: waiting });
+  const size = sizes === null ? gettext("number of elements unknown") : ngettext("{number} element", "{number} elements", total, { number: waiting });
   const label = gettext("Queue {queue}: {size}", { queue: queueName([ns, queue]), size });
   return {
     id: queueId([ns, queue]), kind: "queue", name: queueName([ns, queue]), note,
