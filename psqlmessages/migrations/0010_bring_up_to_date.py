@@ -9,15 +9,38 @@ from django.db import migrations
 
 from psqlmessages.schema import ReinstallSQL
 
+# Alters only tables that lack something. ALTER TABLE with IF NOT EXISTS locks the others too, in
+# another order than calls do, which then may end in a deadlock.
 TABLES = """
-    ALTER TABLE psqlmessages_element ADD COLUMN IF NOT EXISTS wait_began_at timestamp with time zone;
-    ALTER TABLE psqlmessages_queue ADD COLUMN IF NOT EXISTS is_removed boolean NOT NULL DEFAULT false;
-    ALTER TABLE psqlmessages_queuecount ADD COLUMN IF NOT EXISTS removes bigint NOT NULL DEFAULT 0;
-    ALTER TABLE psqlmessages_auth
-        DROP CONSTRAINT IF EXISTS rule_mode_is_known,
-        DROP CONSTRAINT IF EXISTS rule_to_administer_is_for_a_queue,
-        ADD CONSTRAINT rule_mode_is_known CHECK (mode IN ('W', 'R', 'RW', 'O', 'A')),
-        ADD CONSTRAINT rule_to_administer_is_for_a_queue CHECK (mode <> 'A' OR type = 'Queue');
+DO $$
+DECLARE
+    v_statement text;
+BEGIN
+    FOR v_statement IN
+        SELECT format('ALTER TABLE psqlmessages_%s ADD COLUMN %s %s', n.relation, n.name, n.definition)
+        FROM (VALUES
+            ('element', 'wait_began_at', 'timestamp with time zone'),
+            ('queue', 'is_removed', 'boolean NOT NULL DEFAULT false'),
+            ('queuecount', 'removes', 'bigint NOT NULL DEFAULT 0')
+        ) AS n (relation, name, definition)
+        WHERE NOT EXISTS (
+            SELECT FROM pg_attribute AS a
+            WHERE a.attrelid = to_regclass('psqlmessages_' || n.relation) AND a.attname = n.name
+        )
+    LOOP
+        EXECUTE v_statement;
+    END LOOP;
+    IF NOT EXISTS (
+        SELECT FROM pg_constraint AS c
+        WHERE c.conrelid = to_regclass('psqlmessages_auth') AND c.conname = 'rule_to_administer_is_for_a_queue'
+    ) THEN
+        ALTER TABLE psqlmessages_auth
+            DROP CONSTRAINT IF EXISTS rule_mode_is_known,
+            ADD CONSTRAINT rule_mode_is_known CHECK (mode IN ('W', 'R', 'RW', 'O', 'A')),
+            ADD CONSTRAINT rule_to_administer_is_for_a_queue CHECK (mode <> 'A' OR type = 'Queue');
+    END IF;
+END
+$$;
 """
 
 

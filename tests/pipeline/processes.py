@@ -27,6 +27,13 @@ def until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = N
     raise AssertionError("never so")
 
 
+def until_more(process: subprocess.Popen[str], done: Callable[[], int]) -> None:
+    """Wait until a process does more. A killed one may have, until this one has its Java."""
+    until(lambda: java_of(process.pid), process)
+    before = done()
+    until(lambda: done() > before, process)
+
+
 def kill(process: subprocess.Popen[str], *, python: bool = True, java: bool = True) -> None:
     its_java = java_of(process.pid)
     assert its_java, "it has no Java"

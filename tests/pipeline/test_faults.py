@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import psycopg
@@ -24,7 +24,7 @@ from tests.conftest import TestedServer
 from tests.django.processes import manage, start, talking
 from tests.exchanges.field import Bed, Field
 from tests.pipeline.drivers import Streams
-from tests.pipeline.processes import FAULT, kill, until
+from tests.pipeline.processes import FAULT, kill, until, until_more
 from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
 from tests.reliability.conftest import own_server, own_world
@@ -198,9 +198,7 @@ def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
-        definitions = dump_exchanges(
-            [repository.compile_exchange(row) for row in repository.rows()]
-        )
+        definitions = dump_exchanges(list(map(repository.compile_exchange, repository.rows())))
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
         started.append(spawn("exchange", definitions, env=environment, stdout=subprocess.DEVNULL))
         return started[-1]
@@ -231,13 +229,11 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
                 pusher.push_many(queue, some[begin : begin + 500])
 
     for number in range(KILLS):
-        process, before = exchange(), len(field.default.bodies("b"))
-        pushing = Thread(target=push, args=(numbers[number * share : (number + 1) * share],))
-        pushing.start()
-        until(lambda before=before: len(field.default.bodies("b")) > before)
-        by_chance(0.4 + share / 4000)
-        kill(process)
-        pushing.join()
+        process = exchange()
+        with in_background(partial(push, numbers[number * share : (number + 1) * share])):
+            until_more(process, lambda: len(field.default.bodies("b")))
+            by_chance(0.4 + share / 4000)
+            kill(process)
     push(numbers[KILLS * share :])
     pusher.close()
     field.default.connection.execute(EXPIRE)
@@ -288,9 +284,8 @@ def killed_again_and_again(
     """Kill a job, Python and Java in turn, each time after it has done more; let it end."""
     with publishing(field):
         for number in range(KILLS):
-            before = done()
             process = start(world.server, *arguments, "--trigger", "0 seconds")
-            until(lambda before=before: done() > before, process)
+            until_more(process, done)
             by_chance(2)
             kill(process, python=number % 2 == 0, java=number % 2 == 1)
     ended = manage(world.server, *arguments, "--once", timeout=600)

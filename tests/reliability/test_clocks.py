@@ -226,7 +226,7 @@ def test_work_continues_and_crashes_are_reported_once(wrong: World, clock: False
     ):
         reader.topic_listen("NEWS")
         # A large body expires if the clock is set forward before it is fetched.
-        work.sends_large_bodies = False
+        work.large_bodies_percent = 0
         for jump in jumps:
             dying = wrong.node("user1", "DYING")
             dying.ok("topic_notify", "NEWS")

@@ -19,7 +19,7 @@ from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.reliability.deployment import LISTENERS, Deployment, run_deployment
 from tests.reliability.node_spawner import NodeSpawner
-from tests.reliability.workload import LIVE, Workload
+from tests.reliability.workload import BY_CLIENTS, Workload
 from tests.sql.conftest import World
 from tests.web.sockets import Visitor
 
@@ -31,10 +31,9 @@ BACKENDS = """
 # Tables that are rotated count as one table.
 SIZES = """
     SELECT n.nspname || '.' || regexp_replace(c.relname, '_?[0-9]+$', ''),
-           sum(pg_total_relation_size(c.oid)), sum(s.n_live_tup), sum(s.n_dead_tup)
+           sum(pg_total_relation_size(c.oid))
     FROM pg_class AS c
     JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    LEFT JOIN pg_stat_all_tables AS s ON s.relid = c.oid
     WHERE c.relkind IN ('r', 'm') AND n.nspname IN ('public', 'messages', 'pg_catalog')
     GROUP BY 1
 """
@@ -46,12 +45,10 @@ Gauges = dict[str, float]
 
 def read_process(name: str, pid: int) -> Gauges:
     """Read the private memory, descriptors and threads of a process."""
-    process = Path("/proc") / str(pid)
     try:
-        descriptors = len(list((process / "fd").iterdir()))
         return {
             f"memory of {name}": _status(pid, "RssAnon") / 1024,
-            f"descriptors of {name}": descriptors,
+            f"descriptors of {name}": len(list(Path(f"/proc/{pid}/fd").iterdir())),
             f"threads of {name}": _status(pid, "Threads"),
         }
     except (FileNotFoundError, ProcessLookupError, KeyError):
@@ -74,19 +71,14 @@ def read_database(connection: psycopg.Connection) -> Gauges:
     gauges["connections"] = clients
     gauges["locks"], gauges["advisory locks"] = connection.execute(LOCKS).fetchone()
     (gauges["notification queue"],) = connection.execute(QUEUE_USAGE).fetchone()
-    for name, size, live, dead in connection.execute(SIZES).fetchall():
+    for name, size in connection.execute(SIZES).fetchall():
         gauges[f"table {name}"] = float(size) / MEGABYTE
-        gauges[f"rows of {name}"] = float(live or 0)
-        gauges[f"dead rows of {name}"] = float(dead or 0)
     return gauges
 
 
 def _status(pid: int, field: str) -> int:
-    for line in (Path("/proc") / str(pid) / "status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return int(value.split()[0])
-    raise KeyError(field)
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)[field].split()[0])
 
 
 # A gauge whose name begins with the text may grow, after the warm-up, by this part of its value and
@@ -145,13 +137,15 @@ def _maximum(samples: Sequence[tuple[float, Gauges]], since: float, until: float
     return maximum
 
 
-NAMES = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
 RULES = (
     "user3 KILLED.* Topic T RW 60", "user3 STABLE.* Topic T RW 60",
     "user1 GUEST Topic TEMP.* RW 60", "psqlmessages web.* Topic ROOM RW 60",
 )  # fmt: skip
-# Keys expire soon, so that the table of keys does not grow.
-FORGET_KEYS = "UPDATE psqlmessages_queue SET key_timeout = 20"
+# Keys and large bodies expire soon, so that their tables do not grow.
+EXPIRE_SOON = """
+    UPDATE psqlmessages_queue SET key_timeout = 20;
+    UPDATE psqlmessages_auth SET timeout = 60 WHERE dest = 'LIVE'
+"""
 CHANGES = (
     """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
@@ -276,9 +270,10 @@ def soak(tested: TestedServer, folder: Path, seconds: float) -> int:
     with ExitStack() as stack:
         deployment = stack.enter_context(run_deployment(tested, folder))
         spawner = stack.enter_context(NodeSpawner(tested.url("user3")))
-        with Workload(world, *NAMES) as work:
+        with Workload(world, *BY_CLIENTS) as work:
+            work.large_bodies_percent = 1  # so few that another rate is no growth
             work.wait_for_writes(20)
-            world.owner.connection.execute(FORGET_KEYS)
+            world.owner.connection.execute(EXPIRE_SOON)
             actions = Actions(tested, deployment, work, spawner)
             actions.start()
             samples = collect_samples(actions, seconds)
