@@ -190,7 +190,11 @@ class AsyncNode(NodeBase):
         idle: Duration | None = None,
         group: Duration = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
-        """See :meth:`Node.consume`; ``close`` also commits or gives back the elements."""
+        """See :meth:`Node.consume`.
+
+        If the iterator is not closed when the node is closed, :meth:`close` commits the finished
+        elements and gives back the others.
+        """
         leased = self._consumer.new_batch(self._acting_node, queue, duration, group)
         timeout = FOREVER if idle is None else idle
         try:
@@ -213,7 +217,7 @@ class AsyncNode(NodeBase):
         seconds = seconds_of(timeout, "timeout")
         pending = self._state.begin_call(node)
         try:
-            # One future for the request and its answer.
+            # This future stays pending when the request is sent: ``on_answer`` completes it.
             request = calls.rpc(node, pending.token, body)
             answered = self._session.submit(request, pending.on_sent)
             pending.on_answer = partial(_wake, answered)
@@ -246,7 +250,12 @@ class AsyncNode(NodeBase):
         self._timer = None if deadline == inf else loop.call_at(deadline, self._end_late_calls)
 
     def _end_late_call(self, pending: PendingCall) -> None:
-        """End a call at its deadline; if it is not sent yet, first extend the deadline."""
+        """End a call at its deadline.
+
+        If the server has not accepted the call yet, a timeout shorter than ``probe_timeout`` is
+        first extended to it. If the server accepts the call in the extra time, the call ends
+        immediately, with the error that there was no answer.
+        """
         no_answer = CallTimeout(f"no answer from {pending.callee} within {pending.seconds:g} s")
         if pending.is_sent:
             pending.deadline = inf

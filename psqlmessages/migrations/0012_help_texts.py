@@ -26,7 +26,7 @@ class Migration(migrations.Migration):
             model_name="subscription",
             name="timeout",
             field=models.IntegerField(
-                help_text="The subscription ends this many seconds after its last ping."
+                help_text="The subscription expires this many seconds after its last read."
             ),
         ),
     ]

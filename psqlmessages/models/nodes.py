@@ -54,9 +54,9 @@ class Client(models.Model):
 class Topic(models.Model):
     """A topic. SQL functions set the fields that are not editable, so that sends read few rows.
 
-    ``channels``: channels of sessions that listen or observe; ``subscriber_channels``: channels of
-    sessions with subscribers, which a publish notifies; ``is_made_by_publish``: a publish created
-    the topic.
+    ``channels``: the channels of sessions whose nodes listen or observe. ``subscriber_channels``:
+    the channels of sessions whose nodes have a subscription; a stored message wakes them.
+    ``is_made_by_publish``: a publish created the topic.
     """
 
     name = NameField()

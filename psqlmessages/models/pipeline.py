@@ -15,8 +15,8 @@ class Traffic(models.Model):
 
     A window begins at a multiple of its length since 1970, and has the messages whose
     ``published_at`` is in the window. Sizes are bytes of the stored payload. Latencies are
-    milliseconds from publishing until the pipeline has read the message. A job that counts a
-    window again replaces its row.
+    milliseconds from publishing to the start of the batch that reads the message. A job that counts
+    a window again replaces its row.
     """
 
     class Window(models.IntegerChoices):

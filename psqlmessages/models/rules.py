@@ -22,8 +22,9 @@ class RuleManager(models.Manager["Auth"]):
 class Auth(models.Model):
     """A rule. If several rules match, all their modes are allowed, with the longest timeout.
 
-    Triggers apply a change of rules to connected nodes in the same transaction; housekeeping later
-    updates rows that another transaction has locked. In psql, use the view ``messages.auth``.
+    If rules change, triggers update the rows of connected nodes in the same transaction. They skip
+    rows that another transaction has locked; housekeeping updates these later. In psql, use the
+    view ``messages.auth``.
     """
 
     class Type(models.TextChoices):

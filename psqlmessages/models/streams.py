@@ -16,15 +16,16 @@ class Subscription(models.Model):
     A subscription expires ``timeout`` seconds after ``pinged_at``, the time of its last read.
     ``topic`` is a name and no foreign key, because the row of a topic without messages may be
     removed and created again. ``is_alive`` is false once the subscription was found expired.
-    ``is_recovered`` is false after the subscription has missed messages, until its node connects
-    again or its position is reset.
+    ``is_recovered`` is false if the subscription has expired and missed messages. It becomes true
+    if the node calls ``connect_stream`` after the subscription has restarted, or if the position is
+    reset.
     """
 
     ident = NameField()
     topic = NameField()
     position = models.BigIntegerField(help_text=_("Id of the last message read."))
     timeout = models.IntegerField(
-        help_text=_("The subscription ends this many seconds after its last ping.")
+        help_text=_("The subscription expires this many seconds after its last read.")
     )
     started_at = models.DateTimeField(db_default=Now())
     pinged_at = models.DateTimeField(db_default=Now())

@@ -60,7 +60,8 @@ def perform(
 ) -> HttpResponse:
     """Show a page that asks for confirmation; once confirmed, run the action and redirect.
 
-    ``overrides`` replace posted fields. If there is an error, the page shows it instead.
+    ``overrides`` replace posted fields. If ``describe`` or ``run`` fails, the page shows the error
+    instead of a button.
     """
     if not request.user.has_perm(action.permission):
         return forbidden(request, action.permission)
@@ -95,7 +96,8 @@ def missing_rule(error: Exception, back_url: str) -> dict[str, str]:
     """Return the fields of a form that adds the rule that a refused call lacks; {} if unknown."""
     if isinstance(error, MessagesError):
         for rule in error.missing_rules():
-            # A missing rule of another node may have placeholders.
+            # Skip rules for other nodes: their names are not always known, so ``missing_rules`` may
+            # put placeholders into them.
             if rule[1] == error.caller.ident:
                 return {**dict(zip(RULE_FIELDS, rule, strict=True)), "back": back_url}
     return {}

@@ -38,8 +38,9 @@ class Broadcast:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._sent_at = 0.0
-        # The highest number of a sent message or event, and the first second without sent counts.
+        # The highest number of the messages and events that were sent.
         self._sent_number = 0
+        # The counts of this second and later ones were not sent yet.
         self._first_unsent_second = int(time.time())
         # Changes of the topic list that were not sent yet.
         self._changed_topics: dict[str, TopicHistory] = {}
@@ -48,7 +49,10 @@ class Broadcast:
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
-        """If the viewer is ready, send its page's data; if the user is unchecked, only a status."""
+        """Send all data of the viewer's page, unless too many of its frames are unread.
+
+        If the user's permissions were not checked recently, send only a status.
+        """
         viewer.has_started = True
         if not viewer.check_ready():
             return
@@ -108,8 +112,8 @@ class Broadcast:
         for query in {each.query for each in self._observer.viewers if each.topic is None}:
             page, sent = pages.get(query, TopicPage()), self._sent_pages.get(query)
             new = set(page.names).difference(sent.names if sent else ())
-            # Two points of the sparkline: the previous one may have been incomplete when it was
-            # sent.
+            # A row that is not new gets the last two points of the sparkline: the first of the two
+            # may have been sent before its interval ended.
             rows = [
                 topic_row(topics[name], second, _BUCKETS if name in new else 2)
                 for name in page.names
@@ -288,7 +292,7 @@ def message_json(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
         "size": message.size,
         "enc": message.enc,
         "wants_answer": message.wants_answer,
-        "is_kept": message.is_large,
+        "is_large": message.is_large,
     }
     if with_body and message.body is not None:
         start = message.body.encode(errors="replace")[:BODY_BYTES].decode(errors="ignore")

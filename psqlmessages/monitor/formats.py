@@ -35,5 +35,8 @@ def format_count(number: int | None, limit: int = MAX_COUNTED) -> str:
 
 
 def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
-    """Return the statement that adds a rule. ROLE, and TOPIC without ``dest``, are placeholders."""
+    """Return the statement that adds a rule, with the placeholder ROLE for the role.
+
+    Without ``dest``, it has the placeholder TOPIC. The default type is Topic, the default mode W.
+    """
     return insert_rules(("ROLE", ident, type_ or "Topic", dest or "TOPIC", mode or "W"))

@@ -1,4 +1,4 @@
-"""Exchanges page: a graph of exchanges and queues. Viewers share a read, at most every 2 s."""
+"""Exchanges page: a graph of exchanges and queues, read at most every 2 s for all viewers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SKIP_SECONDS: Final = 10.0
 
 _EXCHANGES_QUERY: Final = """
     SELECT x.id, x.name, x.source_namespace, x.source_queue, x.is_running,
-        -- The row with the outcome 'ok' is the heartbeat of a worker, and has its missing rules.
+        -- A row with the outcome 'ok' shows that its worker is alive, and has its missing rules.
         (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
          WHERE c.exchange_id = x.id AND c.outcome = 'ok'
            AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
@@ -140,7 +140,10 @@ def _describe_queue(
 
 
 def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
-    """Collect sources and destinations, and ``__no_route__`` and ``__too_many_hops__`` if used."""
+    """Collect the queues to draw: sources, destinations, ``__no_route__``, ``__too_many_hops__``.
+
+    The last two are included only if an exchange has counted elements for them.
+    """
     refs: set[QueueRef] = set()
     for exchange in exchanges:
         source = QueueRef(*exchange["source"])

@@ -1,4 +1,4 @@
-"""Lists of the monitor: filter, sort and page from the URL, fragments, and shared results."""
+"""Lists of the monitor: their filter, order and page in the URL, fragments, and shared results."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Column:
 class ListDefinition:
     """A list: its columns, and the states that the parameter ``state`` of its URL may select.
 
-    ``name`` also names the fragment. ``default_sort`` is the name of a column, after ``-`` to sort
-    descending. ``states`` has a label for each state.
+    ``name`` also names the fragment. ``default_sort`` is the name of a column; a ``-`` before it
+    means descending. ``states`` has a label for each state.
     """
 
     name: str
@@ -141,7 +141,11 @@ class ListPage:
 
     @property
     def headings(self) -> list[dict[str, Any]]:
-        """The columns, each with the URL that sorts by it: numbers by default largest first."""
+        """The columns, each with the URL that sorts by it.
+
+        Numbers are first sorted descending, other columns ascending. The URL of the column that is
+        sorted now reverses the order.
+        """
         return [
             {
                 "column": column,
@@ -235,7 +239,7 @@ _results_lock: Final = Lock()
 def read_shared(key: Hashable, read: Callable[[], T]) -> T:
     """Return the last result of this key if it is less than a second old; else call ``read``.
 
-    All viewers with the same language in this process share the results, so many open pages cost
+    All viewers with the same language in this process share the results: a hundred open pages cost
     one query. They also share a DatabaseError, so that they do not wait for the same timeout one
     after the other.
     """

@@ -225,7 +225,7 @@ class MinuteWriter:
         dsn = complete_conninfo(direct_dsn(), "history")
         async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
             connection.answer_seconds = 2.0 * _QUERY_SECONDS
-            # A pooler may give the session with the advisory lock to another client.
+            # False: there is a pooler, which may give the session with the lock to another client.
             if not await set_statement_timeout(connection, _QUERY_SECONDS):
                 return
             if not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
@@ -236,7 +236,8 @@ class MinuteWriter:
             try:
                 while True:
                     await self._topics.observe()
-                    # Add a second: after a timer that fired early, do not find the same end again.
+                    # Add a second: if the last sleep ended just before its end, the same end must
+                    # not be computed again.
                     end = (int(time.time() + 1) // MINUTE_SECONDS + 1) * MINUTE_SECONDS
                     await asyncio.sleep(end - time.time())
                     await self.write_minute(connection, end)
@@ -268,7 +269,8 @@ class MinuteWriter:
             if previous is not None:
                 rows = _changed_rows(previous, queues)
             else:
-                # The next minute is the first known minute: store the backlogs at its beginning.
+                # The changes since the stored backlogs are unknown. Store the present backlogs, in
+                # the next minute.
                 stored = dict(await _fetch(connection, _STORED_BACKLOGS))
                 start = end
                 rows = [

@@ -102,7 +102,8 @@ _QUERIES: Final = {HistoryPeriod.Subject.TOPIC: _TOPIC, HistoryPeriod.Subject.QU
 def history_url(kind: str, name: str) -> str:
     """Return the URL of the data of a chart; "" if the setting HISTORY_DAYS is 0.
 
-    The page includes ``_history.html``, which needs this ``history_url``, and loads ``minutes.js``.
+    A page with a chart puts this URL into its context as ``history_url``, includes the template
+    ``_history.html``, and loads ``minutes.js``.
     """
     if not get_settings().HISTORY_DAYS:
         return ""

@@ -49,7 +49,7 @@ def current_problems() -> list[Problem]:
 
 
 async def current_problems_async() -> list[Problem]:
-    """Run current_problems in its own threads, so that a slow database delays no other view."""
+    """Run current_problems in a thread pool, so that a slow database delays no other view."""
     return await sync_to_async(current_problems, thread_sensitive=False)()
 
 

@@ -1,4 +1,4 @@
-"""Traffic pages: message counts by window, and jobs. Viewers share a read, at most every 2 s."""
+"""Traffic pages: message counts by window, and jobs; read at most every 2 s for all viewers."""
 
 from __future__ import annotations
 

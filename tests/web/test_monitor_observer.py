@@ -301,7 +301,7 @@ def test_shown_messages_are_short_and_contain_no_secret():
     kept.add_message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
     long, large, asking = (message_json(m, with_body=True) for m in kept.topics["T"].tail)
     assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
-    assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
+    assert (large["is_large"], large["size"], "body" in large) == (True, 9000, False)
     assert asking["wants_answer"]
     assert not [secret for secret in ("abc", "60.4") if secret in str(asking)]
     whole = topic_details(kept.topics["T"], NOW, with_bodies=False)

@@ -150,7 +150,7 @@ def test_the_page_of_a_topic_has_its_rules_and_messages_as_they_are(opened: Open
     assert "topics" not in watcher.frames[0]
     sender.ok("topic_send", HOSTILE, "x" * 100_000)
     watcher.until(lambda w: len(w.tail) == 2)
-    assert (watcher.tail[1]["is_kept"], watcher.tail[1]["size"]) == (True, 100_000)
+    assert (watcher.tail[1]["is_large"], watcher.tail[1]["size"]) == (True, 100_000)
     assert "xxx" not in json.dumps(watcher.frames)
 
 

@@ -80,11 +80,11 @@ function item(message) {
   return h("li", {}, head, message.body === undefined ? null : h("pre", {}, message.body + (message.is_cut ? " …" : "")));
 }
 
-function labels({ enc, wants_answer: wantsAnswer, is_kept: isKept }) {
+function labels({ enc, wants_answer: wantsAnswer, is_large: isLarge }) {
   return [
     enc === "json" ? ["JSON", gettext("the body is a JSON value")] : null,
     enc === "b64" ? ["base64", gettext("the body is bytes, written as base64")] : null,
     wantsAnswer ? [gettext("reply"), gettext("the sender expects replies")] : null,
-    isKept ? [gettext("large"), gettext("the body exceeds the NOTIFY limit and is not fetched for this page")] : null,
+    isLarge ? [gettext("large"), gettext("the body exceeds the NOTIFY limit and is not fetched for this page")] : null,
   ].filter(Boolean);
 }
