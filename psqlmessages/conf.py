@@ -118,9 +118,14 @@ def _find_problem(key: str, value: Any, bounds: tuple[int, ...]) -> str:
 
 
 def _find_alias_problem(alias: Any) -> str:
-    if not isinstance(alias, str) or (alias and alias not in settings.DATABASES):
+    if not isinstance(alias, str) or alias not in settings.DATABASES:
         return f"it must be an alias of DATABASES ({', '.join(settings.DATABASES)})"
     return ""
+
+
+def _find_direct_alias_problem(alias: Any) -> str:
+    problem = _find_alias_problem(alias)
+    return f"{problem}, or empty" if problem and alias != "" else ""
 
 
 def _find_node_problem(name: Any) -> str:
@@ -151,7 +156,7 @@ def _find_encoder_problem(path: Any) -> str:
 # Functions that check a setting, by its name. All other settings are numbers with bounds.
 _PROBLEM_FINDERS: dict[str, Callable[[Any], str]] = {
     "DATABASE": _find_alias_problem,
-    "DIRECT_DATABASE": _find_alias_problem,
+    "DIRECT_DATABASE": _find_direct_alias_problem,
     "METRICS": _find_switch_problem,
     "NODE": _find_node_problem,
     "JSON_ENCODER": _find_encoder_problem,

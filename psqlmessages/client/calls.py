@@ -458,6 +458,8 @@ def return_(node: str, token: str, body: Any) -> Call[None]:
 
 def return_error(node: str, token: str, reason: str) -> Call[None]:
     """Answer a request with an error: the node that made it gets CallFailed."""
+    if not isinstance(reason, str):
+        raise TypeError(f"reason must be a str, not {type(reason).__name__}: {reason!r:.100}")
     return _sending_call(
         "SELECT messages.return_error(%s, %s, %s)",
         (*check_names(node, token), EncodedBody.of(reason).text),

@@ -10,8 +10,6 @@ from inspect import CO_COROUTINE, iscoroutinefunction
 from types import FunctionType
 from typing import Any, Final, TypeVar, overload
 
-import psycopg
-
 from psqlmessages.client.calls import NOTHING_SENT
 from psqlmessages.client.messages import RPC, SYS, TOPIC, Message
 from psqlmessages.client.node_state import NodeState
@@ -173,7 +171,7 @@ def send_error(message: Message, reason: str, on_failed: OnReplyFailed) -> Actio
         return
     try:
         yield partial(message.reply_error, reason)
-    except (MessagesError, psycopg.Error) as error:
+    except (MessagesError, *NOTHING_SENT) as error:
         on_failed(message, error)
 
 

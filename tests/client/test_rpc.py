@@ -65,7 +65,7 @@ def test_a_handler_may_answer_explicitly(node1: Node, node2: Node, caplog):
     @node2.on_rpc
     def answer(message: Message) -> object:
         answer = message.reply_error if message.body == "unsendable reason" else message.reply
-        answer("by hand" if message.body == "works" else object())
+        answer({"works": "by hand", "unsendable reason": 5}.get(message.body, object()))
         return "too late"
 
     @node2.on_topic("ORDERS", ordered=True)

@@ -63,6 +63,7 @@ WRONG = (
     ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
     ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
     ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),
+    ({"DATABASE": ""}, "E019", "an alias of DATABASES"),
     ({"DIRECT_DATABASE": 5}, "E020", "an alias of DATABASES"),
     ({"JSON_ENCODER": "json.JSONDecoder"}, "E021", "a subclass of json.JSONEncoder"),
     ({"PROBLEM_DEAD_LETTERS": 0}, "E023", "between 1 and 10000"),

@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 
 from project.postgres import Server
 from psqlmessages.exchanges.store import definitions, repository
+from psqlmessages.exchanges.store.stats import FORMER_WORKERS, CounterStore
 from psqlmessages.models import Auth, Exchange, ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import TypeIn
@@ -164,6 +165,14 @@ def test_list_is_a_table_of_exchanges_with_their_counts(type_in: TypeIn, x1: Exc
         "x1", "running", "2", "default/orders", "default/eu,", "default/slow,", "default/audit",
         "2,000", "4", "0", "0", "0",
     ]  # fmt: skip
+    # Unchanged rows of workers that live are not merged.
+    store = CounterStore()
+    for live, outcome in ((worker, "discarded"), (store.worker, "ok"), (store.worker, "to")):
+        count(live, outcome, 5, "2026-01-01T00:00Z")
+    for each in (store, CounterStore()):
+        each.merge_former_workers()
+    assert ExchangeCount.objects.count() == 12
+    assert ExchangeCount.objects.get(worker=FORMER_WORKERS).outcome == "ok"
 
 
 def test_missing_objects_and_repeated_changes_are_reported(type_in: TypeIn, x1: Exchange):

@@ -191,7 +191,8 @@ class RoutedBatch:
     """Elements that were taken together, identified by their refs: outcomes, copies and errors.
 
     The keys of ``remote_copies`` are namespaces. ``failed`` elements caused a data error, or have a
-    copy that could not be made. ``lost`` elements had expired leases.
+    copy that could not be made. ``lost`` elements had no lease any more when they were delivered.
+    ``is_retry``: an earlier delivery of this batch may have succeeded.
     """
 
     plan: ExchangePlan
@@ -202,6 +203,7 @@ class RoutedBatch:
     selector_errors: list[tuple[int, str]] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    is_retry: bool = False
 
     def add(self, element: TakenElement) -> None:
         """Route an element, and add its copies."""

@@ -58,7 +58,13 @@ class ExchangeLog:
             self._counters.add_elements(outcome, number, seconds, selector_seconds)
         for destination, number in batch.count_copies().items():
             self._counters.entry(TO, destination).count += number
-        if batch.lost:
+        if batch.lost and batch.is_retry:
+            logger.info(
+                "exchange %s does not know whether it delivered %d elements, and does not count"
+                " them: its connection broke before the answer",
+                self._name, len(batch.lost),
+            )  # fmt: skip
+        elif batch.lost:
             self._log.warning(
                 "exchange %s lost the leases of %d elements: they expired, or an earlier attempt"
                 " delivered the elements",
@@ -374,7 +380,8 @@ class ExchangeConsumer:
         """Deliver reserved elements. If the connection breaks, retry until ``deadline``.
 
         If the first attempt succeeded but its answer was lost, the retry changes nothing, because
-        the leases no longer exist. After any other error, release the elements and raise the error.
+        the leases no longer exist: all elements are then lost for the batch. After any other error,
+        release the elements and raise the error.
         """
         while True:
             try:
@@ -389,6 +396,7 @@ class ExchangeConsumer:
                 if self._runner.is_stopping or monotonic() > deadline:
                     raise
                 await self._on_error(error)
+                batch.is_retry = True
             else:
                 self._add_delivered(batch, rows)
                 return

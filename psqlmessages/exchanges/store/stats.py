@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import zip_longest
-from time import monotonic
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -21,7 +20,10 @@ from psqlmessages.models import Exchange, ExchangeCount
 # This worker id marks the rows that hold the sums of all former workers.
 FORMER_WORKERS: Final = UUID(int=0)
 FORMER_AFTER: Final = timedelta(days=1)
-_MERGE_SECONDS: Final = 60 * 60
+# Merge a minute after the start, and then every hour: a worker writes every two seconds. These are
+# numbers of writes, because after a long outage all workers must write before one of them merges.
+_FIRST_MERGE_WRITES: Final = 30
+_MERGE_WRITES: Final = 1800
 _KEY_FIELDS: Final = ("exchange", "worker", "outcome", "destination")
 _VALUE_FIELDS: Final = (
     "count", "seconds", "buckets", "selector_seconds", "seen_at", "missing_rules",
@@ -33,7 +35,7 @@ class CounterStore:
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
-        self._next_merge_at = 0.0
+        self._writes_until_merge = _FIRST_MERGE_WRITES
         self.worker = uuid4()
         # The keys are primary keys of exchanges. Missing rules are texts.
         self.counters: dict[int, ExchangeCounters] = {}
@@ -88,9 +90,10 @@ class CounterStore:
         ExchangeCount.objects.using(self._using).bulk_create(
             rows, update_conflicts=True, unique_fields=_KEY_FIELDS, update_fields=_VALUE_FIELDS
         )
-        if monotonic() >= self._next_merge_at:
+        self._writes_until_merge -= 1
+        if self._writes_until_merge <= 0:
+            self._writes_until_merge = _MERGE_WRITES
             self.merge_former_workers()
-            self._next_merge_at = monotonic() + _MERGE_SECONDS
         return rows
 
     def mark_written(self, rows: list[ExchangeCount]) -> None:
@@ -102,10 +105,16 @@ class CounterStore:
     def merge_former_workers(self) -> None:
         """Add the rows of workers that have not written for a day to the rows of FORMER_WORKERS."""
         counts = ExchangeCount.objects.using(self._using)
+        # While all exchanges of a worker are stopped, it writes no heartbeats. Another worker must
+        # not merge its rows: they hold totals, so its next write would count everything again.
+        half = Now() - FORMER_AFTER / 2
+        counts.filter(worker=self.worker, seen_at__lt=half).update(seen_at=half)
+        live = counts.filter(seen_at__gte=Now() - FORMER_AFTER).values("worker")
         with transaction.atomic(using=self._using):
             rows = list(
                 counts.select_for_update(skip_locked=True, of=("self",))
-                .filter(~Q(worker=FORMER_WORKERS), seen_at__lt=Now() - FORMER_AFTER)
+                .exclude(worker__in=(FORMER_WORKERS, self.worker))
+                .exclude(worker__in=live)
                 .order_by("pk")
             )
             for row in rows:
