@@ -20,12 +20,12 @@ from psqlmessages.exceptions import Caller, MessagesError
 
 DIRECT_ALIAS: Final = "direct"
 
-# The SQL functions about topics; the destination of all other calls is a queue.
-_TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe)")
+# The SQL functions about topics that are called here; all others are about queues.
+_TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe|unsubscribe|stream_horizons)")
 # The calls that need each mode.
 _MODE_CALLS: Final = {
     "W": re.compile(r"messages\.(topic_send|publish|push)"),
-    "R": re.compile(r"messages\.(subscribe|read_stream|pop|reserve|take|peek)"),
+    "R": re.compile(r"messages\.(subscribe|stream_horizons|read_stream|pop|reserve|take|peek)"),
     "A": re.compile(r"messages\.(configure_queue|remove_queue|\w+_elements)"),
 }
 

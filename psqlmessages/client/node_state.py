@@ -420,7 +420,7 @@ class NodeState:
             error.caller = Caller(self.role, ident)
 
     def on_connected(self, now: float) -> None:
-        """Record a new connection with all nodes registered; after a loss, queue "reconnected"."""
+        """Record a new connection, and add the event "reconnected" to the inbox after a loss."""
         lost_at = self.heartbeat.lost_at
         self.backoff.on_connected(now)
         self.heartbeat.on_connected(now)
@@ -452,7 +452,7 @@ class NodeState:
         self.log.warning(text, self.ident, delay, error_line(reason))
 
     def due_calls(self, now: float) -> list[Call[Any]]:
-        """Return the due calls of housekeeping and probe; raise ConnectionLost for a late echo."""
+        """Return the due housekeeping and probe calls; an overdue echo raises ConnectionLost."""
         heartbeat = self.heartbeat
         if not self.registration.idents:
             # Without a node there is no channel.

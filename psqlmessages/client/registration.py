@@ -54,7 +54,10 @@ class Registration:
             self.drop(ident or self.acting_node, JOIN_BY_LEAVE[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Record that an administrator has ended or restored a join, if the event reports this."""
+        """Record that an administrator has ended or restored a join, if the event reports this.
+
+        The event "disconnect" ends all joins of the node.
+        """
         joins = self._nodes.get(ident, {})
         if event == "disconnect":
             joins.clear()

@@ -81,7 +81,7 @@ class DecisionCache(Generic[T]):
 MAX_CHARACTERS: Final = 1000
 
 _LOCATION: Final = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<text>.*)")
-# To evaluate this expression, RE2 compiles the pattern in the CEL variable `state`.
+# Evaluating this expression makes RE2 compile the text in `state.pattern`.
 _PATTERN_PROBE: Final = '"".matches(state.pattern)'
 
 

@@ -89,7 +89,7 @@ def peek(
 
 
 def list_nodes(queue: str, *modes: str) -> str:
-    """Return, as text, the first idents in the rules of a queue that have one of these modes."""
+    """List, as text, the first nodes that have a rule for a queue with one of these modes."""
     rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
     names = (
         rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()

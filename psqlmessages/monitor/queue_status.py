@@ -21,12 +21,12 @@ _COUNTERS_QUERY: Final = f"""
     SELECT psqlmessages_queue.id, psqlmessages_queue.name::text, psqlmessages_queue.is_paused,
         psqlmessages_queue.dead_letter_queue::text,
         psqlmessages_queue.awaited_until > statement_timestamp(),
-        coalesce(c.puts, 0), coalesce(c.taken, 0), coalesce(c.handed_out, 0),
+        coalesce(c.puts, 0), coalesce(c.removed, 0), coalesce(c.handed_out, 0),
         coalesce(c.dead_letters, 0)
     FROM psqlmessages_queue
     LEFT JOIN (
         SELECT n.queue_id, sum(n.puts)::bigint AS puts,
-            sum(n.gets + n.commits + n.dead_letters + n.removes)::bigint AS taken,
+            sum(n.gets + n.commits + n.dead_letters + n.removes)::bigint AS removed,
             sum(n.gets + n.reserves)::bigint AS handed_out,
             sum(n.dead_letters)::bigint AS dead_letters
         FROM psqlmessages_queuecount AS n GROUP BY n.queue_id
@@ -66,6 +66,9 @@ class MonitoredQueue:
     :func:`add_sizes` sets the fields from ``available`` on. Elements of each state are counted up
     to ``limit`` + 1, which means more than ``limit``. ``oldest``: seconds that the first available
     element has waited. ``exchanges``: the running exchanges that take from this queue.
+
+    Counters, since the queue was created: ``puts``, ``removed`` (elements that left the queue for
+    any reason), ``handed_out`` (elements popped or reserved) and ``dead_letters``.
     """
 
     id: int
@@ -74,7 +77,7 @@ class MonitoredQueue:
     dead_letter_queue: str
     is_awaited: bool
     puts: int
-    taken: int
+    removed: int
     handed_out: int
     dead_letters: int
     is_dead_letter_queue: bool = False
@@ -92,7 +95,7 @@ class MonitoredQueue:
     @property
     def backlog(self) -> int:
         """The number of elements of any state, from the counters."""
-        return max(0, self.puts - self.taken)
+        return max(0, self.puts - self.removed)
 
     @property
     def elements(self) -> int:
@@ -142,7 +145,7 @@ def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
         queue.available, queue.scheduled, queue.reserved = sizes
         queue.limit, queue.exchanges = limit, exchanges
         # The counters may have lost counts: shift the graph, so that it ends at the present number.
-        correction = 0 if queue.is_estimate else queue.elements - (queue.puts - queue.taken)
+        correction = 0 if queue.is_estimate else queue.elements - (queue.puts - queue.removed)
         queue.graph = [
             None if value is None else max(0, value[0] - value[1] + correction)
             for value in _samples.history(queue.id)
@@ -187,7 +190,7 @@ class CounterSamples:
             if self._recent and self._recent[-1][0] < now - 2 * _WINDOW_SECONDS:
                 self._recent.clear()
             self._set_rates(queues, now)
-            counters = {queue.id: (queue.puts, queue.taken, queue.handed_out) for queue in queues}
+            counters = {queue.id: (queue.puts, queue.removed, queue.handed_out) for queue in queues}
             self._recent.append((now, counters))
             if not self._buckets or self._buckets[-1] != bucket:
                 self._buckets.append(bucket)
@@ -199,29 +202,29 @@ class CounterSamples:
         began, before = self._recent[0]
         seconds = now - began
         for queue in queues:
-            puts, taken, handed_out = before.get(queue.id, (0, 0, 0))
+            puts, removed, handed_out = before.get(queue.id, (0, 0, 0))
             # The counters begin again if a queue was removed and created again.
-            if seconds > 0 and puts <= queue.puts and taken <= queue.taken:
+            if seconds > 0 and puts <= queue.puts and removed <= queue.removed:
                 queue.rate_in = (queue.puts - puts) / seconds
-                queue.rate_out = (queue.taken - taken) / seconds
+                queue.rate_out = (queue.removed - removed) / seconds
                 queue.is_taking = queue.handed_out > handed_out
 
     def _add_changes(self, queues: Sequence[MonitoredQueue], bucket: int) -> None:
         for queue in queues:
             changes = self._changes.setdefault(queue.id, deque(maxlen=BUCKETS + 1))
-            if changes and (queue.puts < changes[-1][1] or queue.taken < changes[-1][2]):
+            if changes and (queue.puts < changes[-1][1] or queue.removed < changes[-1][2]):
                 changes.clear()
-            if changes and changes[-1][1:] == (queue.puts, queue.taken):
+            if changes and changes[-1][1:] == (queue.puts, queue.removed):
                 continue
             if changes and changes[-1][0] == bucket:
                 changes.pop()
-            changes.append((bucket, queue.puts, queue.taken))
+            changes.append((bucket, queue.puts, queue.removed))
         if len(self._changes) > 2 * len(queues) + 100:
             known = {queue.id for queue in queues}
             self._changes = {key: value for key, value in self._changes.items() if key in known}
 
     def history(self, queue: int) -> Iterator[tuple[int, int] | None]:
-        """Yield pushes and takes at the end of each bucket; None if the bucket was not read."""
+        """Yield ``puts`` and ``removed`` at the end of each bucket; None if it was not read."""
         with self._lock:
             changes = deque(self._changes.get(queue, ()))
             seen = set(self._buckets)

@@ -23,8 +23,8 @@ INTERVAL_SECONDS: Final = 5.0
 _QUERY_TIMEOUT_SECONDS: Final = 5
 # The table keeps at most this number of rows, those that changed last.
 MAX_ROWS: Final = 1000
-# A write counts the calls of at most this number of rules, those with the most refused calls. One
-# more row counts all other refused calls.
+# A write adds at most this number of missing rules, those that caused the most refused calls. The
+# refused calls that lack other rules are counted in one more row.
 _MAX_RULES_PER_WRITE: Final = 100
 _RETENTION_DAYS: Final = 7
 
@@ -78,7 +78,10 @@ async def write_counts() -> None:
 
 
 def _limit_rules(counts: Counter[NeededRule]) -> Counter[NeededRule]:
-    """Limit the number of rules; omit the monitor's nodes, whose missing rules its pages show."""
+    """Return the counts of the most frequent missing rules, and the sum of the others.
+
+    Omit the monitor's own nodes, because its pages show which rules these lack.
+    """
     own_prefix = ident_pattern()[:-1]
     result: Counter[NeededRule] = Counter()
     for rule, count in counts.most_common():

@@ -40,7 +40,8 @@ _MESSAGES: Final = """
         OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
     ORDER BY m.id LIMIT %(limit)s
 """
-# The position before the page that ends just before an id; null if no message is before the id.
+# Finds the last messages before an id, up to one page, and returns the position before the first
+# of them; null if no message has a lower id.
 _PREVIOUS_POSITION: Final = """
     SELECT min(m.id) - 1 FROM (
         SELECT s.id FROM psqlmessages_streammessage AS s
@@ -129,7 +130,7 @@ def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[S
 
 
 def _previous_position(topic: Topic, before: int) -> int | None:
-    """Return the position before the page that ends just before an id; None if it is empty."""
+    """Return where the page of the messages before an id begins; None if there are none."""
     ((position,),) = fetch(_PREVIOUS_POSITION, [topic.pk, before, PAGE_SIZE], database())
     return None if position is None else int(position)
 

@@ -53,7 +53,8 @@ class SubscriptionStatus:
 
     ``state``: alive (read recently), silent or expired. ``unread``: the number of unread messages,
     counted up to MAX_COUNTED + 1. ``lag``: the age of the oldest unread message, None if there is
-    none. ``unread`` and ``lag`` are None if the subscription has expired.
+    none. ``unread`` and ``lag`` are None if the subscription has expired. ``is_recovered``: false
+    after the subscription has missed messages, until its node connects again.
     """
 
     id: int

@@ -29,7 +29,7 @@ from psqlmessages.monitor.views import (
     require_name,
 )
 
-# Reading half a day of a topic with 40 senders takes 0.7 s; the pages wait for 6 s.
+# Reading half a day of a topic with 40 senders takes 0.7 s. The browser ends a request after 6 s.
 _TIMEOUT_SECONDS: Final = 5.0
 _JOBS_TIMEOUT_SECONDS: Final = 2.0
 # After a slow query, pause for four times its duration: reading takes at most a fifth of the time.
@@ -77,7 +77,7 @@ _ALL_TOPICS_QUERY: Final = f"""
     FROM summed JOIN measured USING (key) JOIN points USING (key)
     ORDER BY number DESC, key LIMIT %s
 """  # noqa: S608
-# ``key`` is the start of a window, or a sender after a space, or an empty string for the total.
+# ``key`` is the start of a window, a space followed by a sender, or an empty string for the total.
 _ONE_TOPIC_QUERY: Final = f"""
     WITH found AS (
         SELECT sender, {_COLUMNS} FROM psqlmessages_traffic

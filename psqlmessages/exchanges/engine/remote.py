@@ -88,7 +88,10 @@ class RemotePusher:
         return [errors[copy.queue, copy.key] for copy in copies]
 
     async def _push_groups(self, groups: list[list[RemoteCopy]]) -> PushErrors:
-        """Push groups in one transaction; push singly after an error that one copy may cause."""
+        """Push the groups of one transaction, as yielded by `_split`.
+
+        After an error that a single copy may cause, push each copy in its own transaction.
+        """
         copies = [copy for group in groups for copy in group]
         if len(copies) == 1:
             return await self._push_singly(copies)

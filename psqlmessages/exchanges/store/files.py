@@ -63,7 +63,7 @@ def write_json(document: Any) -> str:
 
 
 def write_yaml(document: Any) -> str:
-    """Write YAML, in which a map or list without nested ones takes one line; raise YAMLMissing."""
+    """Write YAML; each innermost map or list takes one line. Raise YAMLMissing."""
     if yaml is None:
         raise YAMLMissing
     written: str = yaml.dump(
