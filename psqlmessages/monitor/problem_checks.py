@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
+from django.utils.timezone import localtime
 from django.utils.translation import gettext, ngettext
 
 from psqlmessages.cli.doctor_checks import (
@@ -236,10 +237,25 @@ def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
         yield Problem(job, Severity.ERROR, sentence, Link("traffic"), cure, since)
 
 
-# Streams: subscriptions whose oldest unread message is too old
+# Streams: subscriptions that have expired and missed messages, or whose oldest unread message is
+# too old
 
-_SUBSCRIPTIONS_QUERY: Final = f"""
-    SELECT s.ident, s.topic, unread.at, s.pinged_at, (
+_OLDEST_UNREAD: Final = """
+    SELECT m.published_at FROM psqlmessages_streammessage AS m
+    WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
+"""
+# The first column: whether the subscription has expired. Messages that an expired subscription
+# missed may have been removed. They were published after its last read, or at the time of the
+# oldest message that is left.
+_SUBSCRIPTIONS_QUERY: Final = f"""(
+    SELECT true, s.ident, s.topic, least(unread.at, s.pinged_at), s.pinged_at, 0::bigint
+    FROM psqlmessages_subscription AS s
+    LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
+    LEFT JOIN LATERAL ({_OLDEST_UNREAD}) AS unread (at) ON true
+    WHERE NOT (s.is_alive AND messages._is_alive(s)) AND NOT messages._has_read_all(t.id, s)
+    ORDER BY s.pinged_at DESC, s.topic, s.ident LIMIT {MAX_PER_CHECK}
+) UNION ALL (
+    SELECT false, s.ident, s.topic, unread.at, s.pinged_at, (
         SELECT count(*) FROM (
             SELECT FROM psqlmessages_streammessage AS m
             WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
@@ -247,21 +263,28 @@ _SUBSCRIPTIONS_QUERY: Final = f"""
     )
     FROM psqlmessages_subscription AS s
     JOIN psqlmessages_topic AS t ON t.name = s.topic
-    CROSS JOIN LATERAL (
-        SELECT m.published_at FROM psqlmessages_streammessage AS m
-        WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
-    ) AS unread (at)
-    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > statement_timestamp()
+    CROSS JOIN LATERAL ({_OLDEST_UNREAD}) AS unread (at)
+    WHERE s.is_alive AND messages._is_alive(s)
         AND unread.at < statement_timestamp() - make_interval(secs => %s)
     ORDER BY unread.at, s.topic, s.ident LIMIT {MAX_PER_CHECK}
-"""  # noqa: S608
+)"""  # noqa: S608
 
 
 @_check("subscriptions", _SUBSCRIPTIONS_QUERY, lambda settings: [settings.PROBLEM_LAG_SECONDS])
 def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
     silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
-    for ident, topic, since, pinged_at, number in rows:
-        if pinged_at < max(since, now - silence):
+    for has_expired, ident, topic, since, pinged_at, number in rows[:MAX_PER_CHECK]:
+        if has_expired:
+            severity = Severity.ERROR
+            text = gettext(
+                "The subscription of “{node}” to “{topic}” has expired: it misses messages since"
+                " {time}."
+            )
+            cure = gettext(
+                "Start the node “{node}”: Recovered: false tells it that it missed messages. Or"
+                " delete the subscription if it is unused."
+            )
+        elif pinged_at < max(since, now - silence):
             severity = Severity.ERROR
             text = ngettext(
                 "“{node}” has not read the stream “{topic}” for {silence}: {number} message,"
@@ -286,6 +309,7 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
             number=format_count(number),
             age=format_age(now - since),
             silence=format_age(now - pinged_at),
+            time=f"{localtime(since):%Y-%m-%d %H:%M:%S %Z}",
         )
         name = f"{ident}/{topic}"
         yield Problem(name, severity, sentence, Link("stream", topic), cure, since)

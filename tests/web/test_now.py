@@ -78,10 +78,8 @@ def slow_reader(world: World, **values: Any) -> None:
 
 
 def transaction(world: World) -> None:
-    program = world.program(is_fresh=True)
-    program.connection.execute(
-        "BEGIN; UPDATE psqlmessages_topic SET retention = 0; SELECT pg_sleep(1)"
-    )
+    statements = "BEGIN; UPDATE psqlmessages_topic SET retention = 0; SELECT pg_sleep(1)"
+    world.program(is_fresh=True).connection.execute(statements)
 
 
 def refused(world: World) -> None:
@@ -125,6 +123,9 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
     (lambda world: slow_reader(world, pinged_at=timezone.now() - timedelta(minutes=9)),
      "subscriptions:SUB/T", "error", "“SUB” has not read the stream “T” for 9 min",
      "/monitor/streams/T/", "Start the node"),
+    (lambda world: slow_reader(world, timeout=9, pinged_at=timezone.now() - timedelta(seconds=10)),
+     "subscriptions:SUB/T", "error", "“SUB” to “T” has expired: it misses messages since 20",
+     "/monitor/streams/T/", "Recovered: false"),
     (transaction, "transactions:", "warning", "has been in a transaction for", "open-transactions",
      "messages._terminate("),
     (refused, "refused_calls:example Topic O'T", "warning", "3 calls of “example” to “O'T” were",
@@ -281,8 +282,7 @@ def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
     for file in (alerts, (FILES / "dashboard.json").read_text()):
         used = set(re.findall(r"psqlmessages_\w+", file))
         assert set() < used <= names, used - names
-    groups = yaml.safe_load(alerts)["groups"]
-    rules = "".join(rule["expr"] for rule in groups[0]["rules"])
+    rules = "".join(rule["expr"] for rule in yaml.safe_load(alerts)["groups"][0]["rules"])
     assert sorted(re.findall('check="(.*?)"', rules)) == sorted(CHECK_NAMES)
     if promtool := shutil.which("promtool"):
         subprocess.run([promtool, "check", "rules", FILES / "alerts.yml"], check=True)
