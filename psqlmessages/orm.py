@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -14,20 +13,11 @@ from psycopg import Error, pq
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages.client.calls import Call, translate_error
-from psqlmessages.client.refused_calls import refused_calls
+from psqlmessages.client.refused_calls import Params, refused_calls, rule_of_call
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import Caller, MessagesError
 
 DIRECT_ALIAS: Final = "direct"
-
-# The SQL functions about topics that are called here; all others are about queues.
-_TOPIC_CALL: Final = re.compile(r"messages\.(topic|publish|subscribe|unsubscribe|stream_horizons)")
-# The calls that need each mode.
-_MODE_CALLS: Final = {
-    "W": re.compile(r"messages\.(topic_send|publish|push)"),
-    "R": re.compile(r"messages\.(subscribe|stream_horizons|read_stream|pop|reserve|take|peek)"),
-    "A": re.compile(r"messages\.(configure_queue|remove_queue|\w+_elements)"),
-}
 
 T = TypeVar("T")
 
@@ -97,37 +87,26 @@ def run(call: Call[T], using: str | None) -> T:
 
 
 @contextmanager
-def explaining_refused_calls(
-    sql: str, params: Sequence[Any] | Mapping[str, Any], using: str | None
-) -> Iterator[None]:
+def explaining_refused_calls(sql: str, params: Params, using: str | None) -> Iterator[None]:
     """Count a call that is refused in the block, and store its caller in the error."""
     try:
-        with counting_refused_calls(params):
+        with counting_refused_calls(sql, params):
             yield
     except MessagesError as error:
-        type_ = "Topic" if _TOPIC_CALL.search(sql) else "Queue"
-        ident, dest = _ident_and_destination(params)
-        if not isinstance(dest, str) or not dest:
-            dest = type_.upper()
+        ident, type_, dest, mode = rule_of_call(sql, params)
         role = postgresql_connection(using).connection.info.user
-        mode = next((mode for mode, calls in _MODE_CALLS.items() if calls.search(sql)), "")
-        error.caller = Caller(role, str(ident), type_, dest, mode)
+        error.caller = Caller(role, ident, type_, dest or type_.upper(), mode)
         raise
 
 
 @contextmanager
-def counting_refused_calls(params: Sequence[Any] | Mapping[str, Any]) -> Iterator[None]:
+def counting_refused_calls(sql: str, params: Params) -> Iterator[None]:
     """Count a call that is refused in the block, by its node."""
     try:
         yield
     except MessagesError as error:
-        refused_calls.record(str(_ident_and_destination(params)[0]), error)
+        refused_calls.record(rule_of_call(sql, params).ident, error, sql, params)
         raise
-
-
-def _ident_and_destination(params: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the first two parameters of a call; "" for missing ones."""
-    return (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:

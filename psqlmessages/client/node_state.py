@@ -387,7 +387,7 @@ class NodeState:
             except MessagesError as error:
                 if error.number is None:
                     raise
-                self._record_refused_call(ident, error)
+                self._record_refused_call(ident, error, call)
                 function, topic = call.registration_change or ("", "")
                 self._drop_registration(ident, function, topic, error)
 
@@ -412,10 +412,13 @@ class NodeState:
 
     def on_call_failed(self, call: Call[Any], error: Exception) -> None:
         """Record a call that failed."""
-        self._record_refused_call(call.ident or self.registration.acting_node or self.ident, error)
+        ident = call.ident or self.registration.acting_node or self.ident
+        self._record_refused_call(ident, error, call)
 
-    def _record_refused_call(self, ident: str, error: Exception) -> None:
-        refused_calls.record(ident, error)
+    def _record_refused_call(
+        self, ident: str, error: Exception, call: Call[Any] | None = None
+    ) -> None:
+        refused_calls.record(ident, error, *((call.sql, call.params) if call else ()))
         if isinstance(error, MessagesError):
             error.caller = Caller(self.role, ident)
 

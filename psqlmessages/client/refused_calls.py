@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from psqlmessages.exceptions import (
     DestinationNotAuthorized,
@@ -26,9 +28,30 @@ _ERROR_CLASSES: Final = (
     TopicNotExistent,
 )
 
+# The SQL functions about topics that take a node as argument. All others are about queues.
+_TOPIC_CALL: Final = re.compile(
+    r"messages\.(topic|publish|subscri|unsubscribe|stream_horizons|read_stream|connect_stream)"
+)
+# The calls that need each mode. Other calls need both W and R.
+_MODE_CALLS: Final = {
+    "W": re.compile(r"messages\.(topic_send|topic_notify|publish|push|rpc)"),
+    "R": re.compile(
+        r"messages\.(topic_listen|subscri|unsubscribe|connect_stream|stream_horizons|read_stream"
+        r"|pop|reserve|renew|commit|rollback|release|queue_listen|take|deliver|peek|sizes)"
+    ),
+    "O": re.compile(r"messages\.topic_observe"),
+    "A": re.compile(r"messages\.(configure_queue|remove_queue|\w+_elements)"),
+}
+# These calls put elements into other queues, which needs mode W.
+_MOVING_CALL: Final = re.compile(r"messages\.(configure_queue|move_elements|deliver)\b")
+# The second argument of these calls is a lease.
+_LEASE_CALL: Final = re.compile(r"messages\.(commit|rollback|release)\b")
+
+Params = Sequence[Any] | Mapping[str, Any]
+
 
 class NeededRule(NamedTuple):
-    """A rule that a node lacks; fields are "" if the error does not name them."""
+    """A rule that a node lacks; fields are "" if neither the error nor the call names them."""
 
     ident: str
     type: str
@@ -47,13 +70,13 @@ class RefusedCalls:
         self._counts: Counter[NeededRule] = Counter()
         self._lock = Lock()
 
-    def record(self, ident: str, error: object) -> None:
+    def record(self, ident: str, error: object, sql: str = "", params: Params = ()) -> None:
         """Count a call of a node that ended with this error, if it was refused."""
         if not isinstance(error, _ERROR_CLASSES):
             return
         with self._lock:
             self.total += 1
-        self.add(Counter([needed_rule(ident, error)]))
+        self.add(Counter([needed_rule(ident, error, sql, params)]))
 
     def take(self) -> Counter[NeededRule]:
         """Return the counts since the last call of this method."""
@@ -69,16 +92,33 @@ class RefusedCalls:
                 self._counts[OTHERS if is_full else rule] += count
 
 
-def needed_rule(ident: str, error: MessagesError) -> NeededRule:
-    """Return the rule that the caller lacks, as far as the error names it."""
+def rule_of_call(sql: str, params: Params) -> NeededRule:
+    """Return the rule that a call needs which has a node and a destination as first arguments."""
+    ident, dest = (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
+    if not isinstance(dest, str) or _LEASE_CALL.search(sql):
+        dest = ""
+    type_ = "Topic" if _TOPIC_CALL.search(sql) else "Queue"
+    # A statement with several functions does not say which of them was refused.
+    modes = [mode for mode, calls in _MODE_CALLS.items() if calls.search(sql)]
+    return NeededRule(str(ident), type_, dest, modes[0] if len(modes) == 1 else "")
+
+
+def needed_rule(ident: str, error: MessagesError, sql: str, params: Params) -> NeededRule:
+    """Return the rule that the caller lacks, as far as the error and the call name it."""
     values = error.values
     named_ident = values.get("ident", "")
-    if isinstance(error, IdentNotAuthorized) or named_ident == ident:
+    if isinstance(error, IdentNotAuthorized):
         return NeededRule(named_ident, "", "", "")
+    called = rule_of_call(sql, params)
     if isinstance(error, IdentNotExistent):
-        return NeededRule(ident, "Rpc", named_ident, "W")
-    type_ = values.get("type", "Topic")
-    return NeededRule(ident, type_, values.get("dest", ""), values.get("mode", ""))
+        if named_ident != ident:
+            return NeededRule(ident, "Rpc", named_ident, "W")
+        return called if called.ident == ident else NeededRule(ident, "", "", "")
+    type_, dest = values.get("type", "Topic"), values.get("dest", "")
+    mode = values.get("mode") or called.mode
+    if type_ == "Rpc" or (_MOVING_CALL.search(sql) and dest != called.dest):
+        mode = "W"
+    return NeededRule(ident, type_, dest, mode)
 
 
 refused_calls: Final = RefusedCalls()

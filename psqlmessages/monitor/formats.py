@@ -1,13 +1,12 @@
-"""Durations, counts and rules as text."""
+"""Durations, counts and commands as text."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from shlex import quote
 from typing import Final
 
 from django.utils.translation import gettext
-
-from psqlmessages.exceptions import insert_rules
 
 # Elements and messages are counted up to this number.
 MAX_COUNTED: Final = 10_000
@@ -34,9 +33,17 @@ def format_count(number: int | None, limit: int = MAX_COUNTED) -> str:
     return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
 
 
-def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
-    """Return the statement that adds a rule, with the placeholder ROLE for the role.
+def allow_command(role: str, ident: str, type_: str, dest: str, mode: str) -> str:
+    """Return the command that adds a rule, or adds the mode to an existing rule.
 
-    Without ``dest``, it has the placeholder TOPIC. The default type is Topic, the default mode W.
+    Empty values become placeholders: ROLE, TYPE, NAME and MODE. If only the mode is unknown, the
+    call needs both W and R.
     """
-    return insert_rules(("ROLE", ident, type_ or "Topic", dest or "TOPIC", mode or "W"))
+    mode = mode or ("RW" if dest else "MODE")
+    arguments = f"{quote(ident)} {mode} {type_ or 'TYPE'} {quote(dest or 'NAME')}"
+    return f"python manage.py psqlmessages allow {arguments} --role {quote(role or 'ROLE')}"
+
+
+def exchange_command(command: str, name: str) -> str:
+    """Return a command line for an exchange; ``command``: run or start."""
+    return f"python manage.py psqlmessages exchange {command} {quote(name)}"

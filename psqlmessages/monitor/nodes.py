@@ -15,7 +15,7 @@ from django.views.decorators.http import require_safe
 from psqlmessages.models import Auth, RefusedCall
 from psqlmessages.models.names import patterns
 from psqlmessages.models.rules import database
-from psqlmessages.monitor.formats import rule_statement
+from psqlmessages.monitor.formats import allow_command
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
     Column,
@@ -29,6 +29,7 @@ from psqlmessages.monitor.listing import (
     render_page,
 )
 from psqlmessages.monitor.names import find_url
+from psqlmessages.monitor.problem_checks import CALLER_ROLE
 from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
 from psqlmessages.monitor.views import (
     admin_page,
@@ -155,7 +156,7 @@ class NodeStatus:
     """Status of a node. ``connection`` is None if the node is not registered.
 
     ``queues``: existing queues that the node's rules allow. ``refused``: refused calls, each with
-    the statement that adds the missing rule.
+    the command that adds the missing rule.
     """
 
     connection: NodeConnection | None
@@ -197,6 +198,7 @@ _QUEUES_QUERY: Final = f"""
     )
     ORDER BY q.name LIMIT {_MAX_NAMES}
 """  # noqa: S608
+_ROLE_QUERY: Final = f"SELECT {CALLER_ROLE.format('%(ident)s')}"
 
 
 @require_safe
@@ -223,6 +225,7 @@ def node(request: HttpRequest, name: str = "") -> HttpResponse:
 
 def _read_node(name: str) -> NodeStatus:
     connections = fetch(_CONNECTION_QUERY, [name])
+    ((role,),) = fetch(_ROLE_QUERY, {"ident": name})
     names, alias = patterns(name), database()
     with transaction.atomic(using=alias):
         limit_query_time()
@@ -234,7 +237,7 @@ def _read_node(name: str) -> NodeStatus:
             subscriptions=read_subscriptions(node=name)[0],
             rules=list(rules[:_MAX_NAMES]),
             refused=[
-                (row, rule_statement(row.ident, row.type, row.dest, row.mode))
+                (row, allow_command(role, row.ident, row.type, row.dest, row.mode))
                 for row in refused[:_MAX_NAMES]
             ],
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from django.utils.timezone import localtime
@@ -22,7 +21,13 @@ from psqlmessages.cli.doctor_checks import (
 )
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models.names import isolate
-from psqlmessages.monitor.formats import MAX_COUNTED, format_age, format_count, rule_statement
+from psqlmessages.monitor.formats import (
+    MAX_COUNTED,
+    allow_command,
+    exchange_command,
+    format_age,
+    format_count,
+)
 from psqlmessages.monitor.problems import Describe, Link, Problem, ProblemCheck, Rows, Severity
 
 if TYPE_CHECKING:
@@ -104,22 +109,32 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
         yield Problem(queue, Severity.ERROR, sentence, Link("queue", queue), cure, since)
 
 
-# A consumer that waits for elements renews awaited_until. A consumer at work has leases.
+# A consumer that waits for elements renews awaited_until. A consumer at work has leases. The last
+# two columns are those of an exchange that reads the queue.
 _WAITING_QUERY: Final = f"""
     SELECT q.name, oldest.at, q.awaited_until > statement_timestamp() OR EXISTS (
         SELECT FROM psqlmessages_element AS e
         WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at > statement_timestamp()
-    )
+    ), x.name, x.is_running
     FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
+    LEFT JOIN LATERAL (
+        SELECT x.name, x.is_running FROM psqlmessages_exchange AS x
+        WHERE x.source_namespace = %s AND x.source_queue = q.name
+        ORDER BY x.is_running DESC, x.name LIMIT 1
+    ) AS x ON true
     WHERE NOT q.is_paused AND oldest.at < statement_timestamp() - make_interval(secs => %s)
         AND NOT {_IS_DEAD_LETTER_QUEUE}
     ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
 """  # noqa: S608
 
 
-@_check("waiting", _WAITING_QUERY, lambda settings: [settings.PROBLEM_WAIT_SECONDS])
+@_check(
+    "waiting",
+    _WAITING_QUERY,
+    lambda settings: [settings.DATABASE, settings.PROBLEM_WAIT_SECONDS],
+)
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for queue, since, has_consumer in rows:
+    for queue, since, has_consumer, exchange, is_running in rows:
         if has_consumer:
             severity = Severity.WARNING
             text = gettext(
@@ -128,6 +143,18 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
             cure = gettext(
                 "Start more consumers, or check whether the same elements fail repeatedly."
             )
+        elif exchange is not None:
+            severity = Severity.ERROR
+            text = gettext(
+                "The oldest element of “{queue}” has waited for {age}: the exchange “{exchange}”"
+                " takes no elements."
+            )
+            command = exchange_command("run" if is_running else "start", exchange)
+            if is_running:
+                cure = gettext("Read the logs of its workers, or start a worker: {command}")
+            else:
+                cure = gettext("Start the exchange: {command}")
+            cure = cure.format(command=command)
         else:
             severity = Severity.ERROR
             text = gettext(
@@ -137,7 +164,9 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 "Start the program that takes these elements. The queue's page lists the nodes that"
                 " may take them."
             )
-        sentence = text.format(queue=isolate(queue), age=format_age(now - since))
+        sentence = text.format(
+            queue=isolate(queue), age=format_age(now - since), exchange=isolate(exchange or "")
+        )
         yield Problem(queue, severity, sentence, Link("queue", queue), cure, since)
 
 
@@ -192,7 +221,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
         if not is_running:
             severity, since = Severity.WARNING, waiting_since
             sentence = gettext("The exchange “{name}” is stopped, and elements wait in “{queue}”.")
-            command = f"python manage.py psqlmessages exchange start {quote(name)}"
+            command = exchange_command("start", name)
             cure = gettext("Start the exchange: {command}").format(command=command)
         elif not workers:
             severity, since = Severity.ERROR, last_beat
@@ -200,7 +229,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
                 sentence = gettext("No worker has run the exchange “{name}”.")
             else:
                 sentence = gettext("No worker has run the exchange “{name}” for {age}.")
-            command = f"python manage.py psqlmessages exchange run {quote(name)}"
+            command = exchange_command("run", name)
             cure = gettext("Start a worker: {command}").format(command=command)
         else:
             severity, since = Severity.ERROR, None
@@ -318,17 +347,57 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
 # Refused calls, as recorded by the processes that made them
 
 REFUSED_MINUTES: Final = 10
+# The role that made a refused call; "" if unknown. Django's role makes the calls of REST and of
+# Django's functions. If rules allow only other roles to act as the node, a session with one of
+# them may have registered the node.
+CALLER_ROLE: Final = """(
+    CASE
+        WHEN messages._has_rule(session_user, {0}) OR NOT messages._is_known_node({0})
+            THEN session_user::text
+        ELSE coalesce((SELECT c.role::text FROM psqlmessages_client AS c WHERE c.ident = {0}), '')
+    END
+)"""
+_IS_ALLOWED: Final = """(
+    CASE
+        WHEN r.dest = '' THEN messages._has_rule(r.role, r.ident)
+        ELSE (
+            SELECT CASE r.mode
+                WHEN 'W' THEN p.can_write
+                WHEN 'R' THEN p.can_read
+                WHEN 'O' THEN p.can_observe
+                WHEN 'A' THEN p.can_administer
+                ELSE p.can_write AND p.can_read
+            END
+            FROM messages._permissions(r.role, r.ident, r.type, r.dest) AS p
+        ) AND (
+            r.type = 'Queue'
+            OR r.type = 'Rpc' AND messages._is_known_node(r.dest)
+            OR r.type = 'Topic' AND (
+                r.dest LIKE '%%*'
+                OR EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = r.dest)
+            )
+        )
+    END
+)"""
+# OFFSET 0 keeps the subquery apart, so that LIMIT ends the search for rules.
 _REFUSED_QUERY: Final = f"""
-    SELECT r.ident::text, r.type::text, r.dest::text, r.mode::text, r.count, r.first_at
-    FROM psqlmessages_refusedcall AS r
-    WHERE r.last_at > statement_timestamp() - interval '{REFUSED_MINUTES} min' AND r.count >= %s
-    ORDER BY r.count DESC, r.ident, r.type, r.dest, r.mode LIMIT {MAX_PER_CHECK}
+    SELECT r.role, r.ident, r.type, r.dest, r.mode, r.count, r.first_at
+    FROM (
+        SELECT {CALLER_ROLE.format("c.ident")} AS role, c.ident::text, c.type::text, c.dest::text,
+            c.mode::text, c.count, c.first_at
+        FROM psqlmessages_refusedcall AS c
+        WHERE c.last_at > statement_timestamp() - interval '{REFUSED_MINUTES} min'
+            AND c.count >= %s
+        ORDER BY c.count DESC, c.ident, c.type, c.dest, c.mode OFFSET 0
+    ) AS r
+    WHERE r.ident = '' OR {_IS_ALLOWED} IS NOT TRUE
+    LIMIT {MAX_PER_CHECK}
 """  # noqa: S608
 
 
 @_check("refused_calls", _REFUSED_QUERY, lambda settings: [settings.PROBLEM_REFUSED_CALLS])
 def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for ident, type_, dest, mode, number, since in rows:
+    for role, ident, type_, dest, mode, number, since in rows:
         if not ident:
             text = ngettext(
                 "{number} call was refused. The missing rule was not recorded.",
@@ -350,8 +419,8 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
         sentence = text.format(number=f"{number:,}", node=isolate(ident), dest=isolate(dest))
         cure = gettext("Read the errors in the logs of the programs.")
         if ident:
-            cure = gettext("Stop the calls, or allow them: {statement}").format(
-                statement=rule_statement(ident, type_, dest, mode)
+            cure = gettext("Stop the calls, or allow them: {command}").format(
+                command=allow_command(role, ident, type_, dest, mode)
             )
             if type_ == "Rpc":
                 cure += " " + gettext("The called node must have a rule of its own.")

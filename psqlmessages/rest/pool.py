@@ -74,8 +74,9 @@ class Pool:
 
         Also raises the errors of ``fetch``.
         """
-        ((answer,),) = await self.fetch(f"SELECT messages.{function}", params)
-        with counting_refused_calls(params):
+        sql = f"SELECT messages.{function}"
+        ((answer,),) = await self.fetch(sql, params)
+        with counting_refused_calls(sql, params):
             return raise_for_error(answer)
 
     def _on_task_done(self, task: asyncio.Task[list[Row]]) -> None:
@@ -93,7 +94,7 @@ class Pool:
             except psycopg.Error as error:
                 is_lost = is_broken(connection, error)
                 await self._return_connection(connection, is_lost=is_lost)
-                with counting_refused_calls(params):
+                with counting_refused_calls(sql, params):
                     raise translate_error(error, is_broken=is_lost) from error
             except BaseException:
                 await connection.close()
@@ -222,7 +223,7 @@ async def call_with_lease(
     queue.
     """
     rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *renewal))
-    with counting_refused_calls(params):
+    with counting_refused_calls(call, params):
         return raise_for_error(rows[0][0]) if rows else None
 
 

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,18 +22,13 @@ from django.utils import timezone, translation
 from pytest_django import Settings
 
 from project.postgres import Server
+from psqlmessages import exceptions
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.node import Node
 from psqlmessages.client.refused_calls import MAX_RULES, refused_calls
 from psqlmessages.conf import get_settings
+from psqlmessages.django import pop, send
 from psqlmessages.django import push as push_element
-from psqlmessages.django import send
-from psqlmessages.exceptions import (
-    IdentNotAuthorized,
-    ModeNotAuthorized,
-    NotAuthorized,
-    TopicNotExistent,
-)
 from psqlmessages.models import Element, Exchange, PipelineJob, Queue, RefusedCall, Subscription
 from psqlmessages.monitor import listing, metrics, now, refused_writer
 from psqlmessages.monitor.problem_checks import CHECK_NAMES, CHECKS
@@ -41,8 +38,10 @@ from tests.sql.conftest import World
 from tests.web.measured import count, job
 from tests.web.pages import logged_in
 
+FILES = Path(__file__).parents[2] / "docs" / "monitoring"
 FULL = "/healthz?full"
 TOKEN = "a-token-of-the-tests"
+QUOTED = shlex.quote("O'T")
 HOSTILE = "<b>\N{RIGHT-TO-LEFT OVERRIDE}x"
 
 
@@ -86,7 +85,7 @@ def refused(world: World) -> None:
     world.rule(Server.owner, "example", "Topic", "T", "W", 60)
     refused_calls.take()
     for _ in range(3):
-        with pytest.raises(TopicNotExistent):
+        with pytest.raises(exceptions.TopicNotExistent):
             send("O'T", "x", ident="example")
     asyncio.run(refused_writer.write_counts())
 
@@ -101,18 +100,17 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      r"<b>\u202ex\u2069\u2069” has waited for 7 min: no",
      "/monitor/queues/%3Cb%3E%E2%80%AEx/", "Start the program that takes"),
     (lambda world: push(world, "jobs", 7, awaited_until=timezone.now() + timedelta(hours=1)),
-     "waiting:jobs", "warning", "the consumers are too slow",
-     "/monitor/queues/jobs/", "more consumers"),
+     "waiting:jobs", "warning", "are too slow", "/monitor/queues/jobs/", "more consumers"),
+    (lambda world: (exchange(""), push(world, "orders", 7)), "waiting:orders", "error",
+     "the exchange “sort it” takes", "/monitor/queues/orders/", "exchange run 'sort it'"),
     (lambda world: push(world, "orders", is_paused=True), "paused:orders", "warning",
-     "The queue “orders” is paused: 1 element",
-     "/monitor/queues/orders/", "Resume"),
+     "The queue “orders” is paused: 1 element", "/monitor/queues/orders/", "Resume"),
     (lambda _: exchange(), "exchanges:sort it", "error", "No worker has run the exchange “sort it”",
      "/monitor/exchanges/", "psqlmessages exchange run 'sort it'"),
     (lambda _: exchange("default: INSERT INTO messages.auth …;"), "exchanges:sort it", "error",
      "is blocked: it lacks a rule", "/monitor/exchanges/", "database default: INSERT INTO"),
     (lambda world: (exchange(is_running=False), push(world, "orders")), "exchanges:sort it",
-     "warning", "stopped, and elements wait in “orders”",
-     "/monitor/exchanges/", "exchange start 'sort it'"),
+     "warning", "elements wait in “orders”", "/monitor/exchanges/", "exchange start 'sort it'"),
     (lambda _: job(state=PipelineJob.State.FAILED, error="No disk."), "jobs:traffic", "error",
      "The job “traffic” has failed: No disk.", "/monitor/traffic/", "Start the job again"),
     (lambda _: job(silent=600), "jobs:traffic", "error", "no heartbeat for 10 min",
@@ -129,7 +127,7 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
     (transaction, "transactions:", "warning", "has been in a transaction for", "open-transactions",
      "messages._terminate("),
     (refused, "refused_calls:example Topic O'T", "warning", "3 calls of “example” to “O'T” were",
-     "/monitor/nodes/example/", "('ROLE', 'example', 'Topic', 'O''T', 'W', 60)"),
+     "/monitor/nodes/example/", f"allow example W Topic {QUOTED} --role {Server.owner}"),
 )  # fmt: skip
 
 
@@ -185,18 +183,19 @@ def test_each_problem_is_found_alone_with_a_cure(
 def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
     refused_calls.take()
     quiet.rules(f"{Server.owner} N Topic T R 60", f"{Server.owner} example Queue Q R 60")
-    for call in (lambda: push_element("Q", 1), lambda: push_element("other", 1)):
-        with pytest.raises(NotAuthorized), transaction_of_django():
-            call()
-    with Node("N", dsn=direct_dsn()) as node, pytest.raises(ModeNotAuthorized):
+    calls = [(push_element, "Q", 1), (push_element, "other", 1), (partial(pop, ident="none"), "Q")]
+    for call, *arguments in calls:
+        with pytest.raises(exceptions.MessagesError), transaction_of_django():
+            call(*arguments)
+    with Node("N", dsn=direct_dsn()) as node, pytest.raises(exceptions.ModeNotAuthorized):
         node.topic_notify("T")
-    with pytest.raises(IdentNotAuthorized), Node("stranger", dsn=direct_dsn()):
+    with pytest.raises(exceptions.IdentNotAuthorized), Node("stranger", dsn=direct_dsn()):
         pass
 
     async def use_session() -> None:
         async with AsyncNode("N", dsn=direct_dsn()) as other:
             for _ in range(2):
-                with pytest.raises(ModeNotAuthorized):
+                with pytest.raises(exceptions.ModeNotAuthorized):
                     await other.topic_notify("T")
 
     asyncio.run(use_session())
@@ -204,22 +203,27 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
     rows = RefusedCall.objects.order_by("ident", "dest")
     assert list(rows.values_list("ident", "type", "dest", "mode", "count")) == [
         ("N", "Topic", "T", "W", 3), ("example", "Queue", "Q", "W", 1),
-        ("example", "Queue", "other", "", 1), ("stranger", "", "", "", 1),
+        ("example", "Queue", "other", "W", 1), ("none", "Queue", "Q", "R", 1),
+        ("stranger", "", "", "", 1),
     ]  # fmt: skip
     client = logged_in("view_monitor", "add_auth", "view_auth")
     page = client.get("/monitor/nodes/N/").text
     assert "Refused calls" in page
-    assert (
-        "VALUES (&#x27;ROLE&#x27;, &#x27;N&#x27;, &#x27;Topic&#x27;, &#x27;T&#x27;, &#x27;W&#x27;"
-        in page
-    )
+    assert f"psqlmessages allow N W Topic T --role {Server.owner}" in page
     (address,) = re.findall('href="(/admin/psqlmessages/auth/add/.*?)"', page)
     assert 'name="ident" value="N"' in client.get(unescape(address)).text
+    assert len(read(client)) == 5
+    quiet.rules(f"{Server.owner} example Queue * W 60", f"{Server.owner} N Topic * W 60")
+    unknown, stranger = (
+        problem["cure"].partition("psqlmessages allow ")[2] for problem in read(client)
+    )
+    assert unknown == f"none R Queue Q --role {Server.owner}"
+    assert stranger == f"stranger MODE TYPE NAME --role {Server.owner}"
     # Callers choose the names, so the number of rows is limited.
     for number in range(MAX_RULES + 50):
-        refused_calls.record("N", TopicNotExistent(f"Topic t{number} is not existent"))
+        refused_calls.record("N", exceptions.TopicNotExistent(f"Topic t{number} is not existent"))
     asyncio.run(refused_writer.write_counts())
-    assert RefusedCall.objects.count() <= 4 + 101
+    assert RefusedCall.objects.count() <= 5 + 101
     assert RefusedCall.objects.get(ident="").count == MAX_RULES + 50 - 99
 
 
@@ -258,18 +262,14 @@ def test_problems_need_the_token_or_a_user_of_the_monitor(client: Client, settin
     assert status(client, "Bearer ") == status(client, f"Bearer {TOKEN}") == 401
 
 
-FILES = Path(__file__).parents[2] / "docs" / "monitoring"
-
-
 def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
     settings.PSQLMESSAGES = {"METRICS": True, "PROBLEM_RESTART_SECONDS": 0}
     counters = SimpleNamespace(**dict.fromkeys(("receivers", "nodes", "received", "delivered",
                                                 "lost_connections"), 0))  # fmt: skip
     hub = SimpleNamespace(counters=counters, is_connected=True, echo_seconds=0.1)
+    observer = SimpleNamespace(history=SimpleNamespace(topics={}))
     monkeypatch.setattr(metrics, "get_hub", lambda: hub)
-    monkeypatch.setattr(
-        metrics, "running_observer", lambda: SimpleNamespace(history=SimpleNamespace(topics={}))
-    )
+    monkeypatch.setattr(metrics, "running_observer", lambda: observer)
     text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
     histograms = [name for name, kind in kinds.items() if kind == "histogram"]
