@@ -241,7 +241,8 @@ async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
         defaults = Queue(name=queue)
         settings = {name: getattr(defaults, name) for name in ("dead_letter_queue", "key_timeout")}
         return _build_status(queue, _EMPTY_SIZES, settings)
-    return _build_status(queue, raise_for_error(sizes), counters or {})
+    with counting_refused_calls(_READ_STATUS, (ident, queue)):
+        return _build_status(queue, raise_for_error(sizes), counters or {})
 
 
 async def list_statuses(
