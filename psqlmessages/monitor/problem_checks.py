@@ -275,14 +275,20 @@ _OLDEST_UNREAD: Final = """
 """
 # The first column: whether the subscription has expired. Messages that an expired subscription
 # missed may have been removed. They were published after its last read, or at the time of the
-# oldest message that is left.
+# oldest message that is left. OFFSET 0 keeps the subquery apart, so that LIMIT ends the search.
 _SUBSCRIPTIONS_QUERY: Final = f"""(
     SELECT true, s.ident, s.topic, least(unread.at, s.pinged_at), s.pinged_at, 0::bigint
-    FROM psqlmessages_subscription AS s
-    LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
+    FROM (
+        SELECT e.*, e AS whole FROM psqlmessages_subscription AS e
+        WHERE NOT (e.is_alive AND messages._is_alive(e))
+        ORDER BY e.pinged_at DESC, e.topic, e.ident OFFSET 0
+    ) AS s
+    LEFT JOIN LATERAL (
+        SELECT o.id FROM psqlmessages_topic AS o WHERE o.name = s.topic LIMIT 1
+    ) AS t ON true
     LEFT JOIN LATERAL ({_OLDEST_UNREAD}) AS unread (at) ON true
-    WHERE NOT (s.is_alive AND messages._is_alive(s)) AND NOT messages._has_read_all(t.id, s)
-    ORDER BY s.pinged_at DESC, s.topic, s.ident LIMIT {MAX_PER_CHECK}
+    WHERE NOT messages._has_read_all(t.id, s.whole)
+    LIMIT {MAX_PER_CHECK}
 ) UNION ALL (
     SELECT false, s.ident, s.topic, unread.at, s.pinged_at, (
         SELECT count(*) FROM (
