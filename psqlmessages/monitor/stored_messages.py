@@ -130,7 +130,7 @@ def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[S
 
 
 def _previous_position(topic: Topic, before: int) -> int | None:
-    """Return where the page of the messages before an id begins; None if there are none."""
+    """Return the position before the page that ends before an id; None if this page is empty."""
     ((position,),) = fetch(_PREVIOUS_POSITION, [topic.pk, before, PAGE_SIZE], database())
     return None if position is None else int(position)
 
