@@ -343,9 +343,15 @@ def close_hubs() -> None:
     for loop, hub in list(_hubs.items()):
         # After a fork, the connections still belong to the parent process.
         if hub.pid == os.getpid() and not (loop.is_closed() or loop.is_running()):
-            # Requests that the server left unfinished continue too, and fail without threads.
-            loop.set_exception_handler(lambda *_: None)
+            loop.set_exception_handler(_ignore_missing_threads)
             loop.run_until_complete(hub.close())
+
+
+def _ignore_missing_threads(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # Requests that the server left unfinished continue while `close_hubs` runs the loop. They fail
+    # with RuntimeError if they need a thread, because Python starts no threads at its end.
+    if not isinstance(context.get("exception"), RuntimeError):
+        loop.default_exception_handler(context)
 
 
 atexit.register(close_hubs)
