@@ -43,7 +43,8 @@ class MessagesError(Exception):
 
     def __init__(self, text: str, *, number: int | None = None) -> None:
         super().__init__(text)
-        self.text = text
+        # A program may raise CallFailed with a lazy translation.
+        self.text = str(text)
         if number is not None:
             self.number = number
         # A traceback shows this note below the error.

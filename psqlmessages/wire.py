@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 
 BASE64: Final = "b64"
 JSON: Final = "json"
+# The largest id of a message or element.
+MAX_ID: Final = 2**63 - 1
 
 
 class MalformedPayload(ValueError):
@@ -79,6 +81,18 @@ def decode_document(document: bytes | str, max_bytes: int) -> str:
         return document.decode("utf-8-sig") if isinstance(document, bytes) else document
     except UnicodeDecodeError as error:
         raise MalformedText(f"it is not UTF-8 text: byte {error.start:,} is not valid") from None
+
+
+def parse_number(text: str, maximum: int) -> int | None:
+    """Parse a whole number without a sign.
+
+    Returns None for other texts, above ``maximum``, and for more digits than ``maximum`` has.
+    """
+    # Compare the lengths first: `int` raises ValueError for more than 4,300 digits.
+    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(maximum)):
+        return None
+    number = int(text)
+    return number if number <= maximum else None
 
 
 def parse(payload: str) -> Payload:

@@ -25,6 +25,7 @@ from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
 from psqlmessages.models.names import isolate
+from psqlmessages.wire import MAX_ID, parse_number
 
 # Queue operations of the admin. They need no rule: the web process owns the tables, so it may
 # change them and call private functions.
@@ -95,7 +96,6 @@ _MAX_QUEUES: Final = 5
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"  # header of a dead letter: its former queue
 _ORIGIN: Final = (FROM_QUEUE, "x-dl-t", "x-dl-tries")
-_MAX_ID_DIGITS: Final = len(str(2**63))
 _FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
 _ENCODINGS: Final = {None: _("text"), "json": "JSON", "b64": _("bytes, as base64")}
@@ -142,7 +142,7 @@ class ElementsMixin:
         elements = Element.objects.using(database())
         dead_letters = elements.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
-            keys = map(_parse_id, request.POST.getlist("element"))
+            keys = [parse_number(text, MAX_ID) for text in request.POST.getlist("element")]
             chosen = [key for key in keys if key is not None]
             dead_letters = dead_letters.filter(pk__in=chosen[:MAX_REDRIVEN])
         dead_letters = dead_letters.order_by("available_at", "id")[:MAX_REDRIVEN]
@@ -208,21 +208,12 @@ def _after_previous_page(elements: QuerySet[Element], query: Any, order: str) ->
         time = parse_datetime(query.get("time", ""))
     except ValueError:
         return elements
-    last_id = _parse_id(query.get("id", ""))
+    last_id = parse_number(query.get("id", ""), MAX_ID)
     if time is None or time.tzinfo is None or last_id is None:
         return elements
     comparison = "gt" if order == "first" else "lt"
     at_same_time = Q(available_at=time, **{f"id__{comparison}": last_id})
     return elements.filter(Q(**{f"available_at__{comparison}": time}) | at_same_time)
-
-
-def _parse_id(text: str) -> int | None:
-    """Parse the id of an element; return None if no element can have this id."""
-    # Python refuses to convert very long numbers.
-    if not text.isdecimal() or len(text) > _MAX_ID_DIGITS:
-        return None
-    number = int(text)
-    return number if number < 2**63 else None
 
 
 def _describe(entry: dict[str, Any]) -> dict[str, Any]:

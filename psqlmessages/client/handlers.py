@@ -25,6 +25,7 @@ F = TypeVar("F", bound=Handler)
 
 # The order key of all system events, which are handled in order. No topic has an empty name.
 _EVENTS_KEY: Final = ""
+_UNSENDABLE: Final = "the answer could not be sent"
 
 
 @dataclass(slots=True, eq=False)
@@ -160,19 +161,22 @@ def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Acti
         yield partial(message.reply, answer)
     except NOTHING_SENT as error:
         on_failed(message, error)
-        yield from send_error(message, "the answer could not be sent", on_failed)
+        yield from send_error(message, _UNSENDABLE, on_failed)
     except MessagesError as error:
         on_failed(message, error)
 
 
 def send_error(message: Message, reason: str, on_failed: OnReplyFailed) -> Actions:
-    """Yield the action that answers with an error, if an answer is wanted and none was sent."""
+    """Yield actions that answer with an error, if an answer is wanted and none was sent."""
     if not message.wants_answer or message.is_answered:
         return
     try:
         yield partial(message.reply_error, reason)
     except (MessagesError, *NOTHING_SENT) as error:
         on_failed(message, error)
+        if reason != _UNSENDABLE:
+            # For example, the text of CallFailed is too long.
+            yield from send_error(message, _UNSENDABLE, on_failed)
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -487,8 +487,8 @@ class NodeState:
     def on_handler_failed(self, message: Message, error: BaseException) -> str:
         """Record that a handler raised an error; return the text for the sender of the message."""
         if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
-            # The handler has raised CallFailed to choose the text, which may be a lazy translation.
-            return str(error.text)
+            # The handler has raised CallFailed to choose the text.
+            return error.text
         self.counters.handler_failures += 1
         text = "%s: the handler of a message of type %s failed"
         self.log.warning(text, self.ident, message.type, exc_info=error)

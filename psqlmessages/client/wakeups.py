@@ -12,7 +12,8 @@ from psqlmessages import wire
 from psqlmessages.client.queue_calls import ListenResult
 from psqlmessages.wire import MalformedPayload
 
-# Anyone who knows a channel can send events of topics that do not exist, so limit the counters.
+# Limit the number of counters, because there is one for each name in an event, and any client that
+# knows the channel can send events with invented names.
 _MAX_TOPICS: Final = 10_000
 _MAX_TOPIC_CHARACTERS: Final = 100
 # The event that wakes readers of a stream; a node does not yield it as a message.

@@ -16,9 +16,9 @@ from psqlmessages.handler_registry import EVERY_NODE, registry
 # The first words of a fix that is a command of psqlmessages, or "migrate psqlmessages".
 _COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 
-# Whether a rule matches all parameters. An empty parameter matches every rule. The parameter mode
-# is a regular expression. In rules and parameters, ident and dest may be patterns, which end in *.
-# A rule and a parameter match if a name exists that fits both.
+# Whether a rule matches all parameters. An empty type, mode or role matches every rule. The mode is
+# a regular expression. In rules and parameters, ident and dest may be patterns, which end in *. A
+# rule and a parameter match if a name exists that fits both.
 _HAS_RULE = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_auth AS a

@@ -18,7 +18,7 @@ from psqlmessages.cli.output import (
     time_with_zone,
 )
 from psqlmessages.management import pipeline
-from psqlmessages.pipeline.source_options import MAX_ID, parse_number
+from psqlmessages.wire import MAX_ID, parse_number
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +18,10 @@ from django.utils.translation import get_language
 
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.models.rules import database
+from psqlmessages.wire import parse_number
 
 PAGE_SIZE: Final = 100
 _MAX_PAGE: Final = 10_000
-_PAGE: Final = re.compile("[0-9]{1,5}")
 FRAGMENT: Final = "fragment"
 
 T = TypeVar("T")
@@ -63,13 +62,11 @@ class ListDefinition:
         sort = request.GET.get("sort", self.default_sort)
         if sort.removeprefix("-") not in {column.name for column in self.columns if column.name}:
             raise BadRequest(f"sort: there is no column {sort!r}.")
-        page = request.GET.get("page", "1")
-        if not (_PAGE.fullmatch(page) and 1 <= int(page) <= _MAX_PAGE):
-            raise BadRequest(f"page: {page!r} is not a number from 1 to {_MAX_PAGE}.")
+        page = parse_page(request, _MAX_PAGE)
         state = request.GET.get("state", "")
         if state not in {"", *self.states}:
             raise BadRequest(f"state: there is no state {state!r}.")
-        return ListQuery(self, search, sort, int(page), state)
+        return ListQuery(self, search, sort, page, state)
 
     def render(
         self,
@@ -196,6 +193,14 @@ def check_parameters(request: HttpRequest, names: Iterable[str]) -> None:
             raise BadRequest(f"The parameter {name!r} is unknown.")
         if len(values) > 1:
             raise BadRequest(f"The parameter {name!r} occurs {len(values)} times.")
+
+
+def parse_page(request: HttpRequest, last: int) -> int:
+    """Parse the number of a page; raise BadRequest (400) unless it is from 1 to ``last``."""
+    text = request.GET.get("page", "1")
+    if not (page := parse_number(text, last)):
+        raise BadRequest(f"page: {text!r} is not a number from 1 to {last}.")
+    return page
 
 
 def render_page(

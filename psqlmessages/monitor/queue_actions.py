@@ -27,12 +27,13 @@ from psqlmessages.monitor.formats import format_count
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
-from psqlmessages.wire import EncodedBody
+from psqlmessages.wire import MAX_ID, EncodedBody, parse_number
 
 # Search and act on at most this many elements, the first of the queue.
 MAX_SEARCHED: Final = 10_000
 _MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
+_MAX_DELAY_SECONDS: Final = 999_999_999
 # The view sets this field to "yes" if the user may see bodies. Otherwise bodies are not searched.
 MAY_SEE_BODIES: Final = "may_see_bodies"
 
@@ -177,11 +178,12 @@ def _test_message(fields: Fields) -> dict[str, Any]:
     if not isinstance(headers, dict | None):
         raise ValidationError(_("The headers are not a JSON object."))
     delay = field_value(fields, "delay").strip() or "0"
-    if not (delay.isascii() and delay.isdecimal() and len(delay) <= 9):
+    seconds = parse_number(delay, _MAX_DELAY_SECONDS)
+    if seconds is None:
         raise ValidationError(
             _("The delay is not a number of seconds: {delay}").format(delay=delay)
         )
-    return {"body": body, "headers": headers, "delay": timedelta(seconds=int(delay))}
+    return {"body": body, "headers": headers, "delay": timedelta(seconds=seconds)}
 
 
 def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
@@ -219,14 +221,15 @@ def _choose(queue: Queue, fields: dict[str, list[str]]) -> list[int]:
         texts = [str(element.id) for element in found]
     else:
         texts = fields.get("element", [])
-    if not all(text.isascii() and text.isdecimal() and len(text) < 19 for text in texts):
+    ids = [key for text in texts if (key := parse_number(text, MAX_ID)) is not None]
+    if len(ids) < len(texts):
         raise ValidationError(_("The chosen elements are not valid."))
-    if not texts:
+    if not ids:
         raise ValidationError(_("No element was chosen. Choose elements in the list first."))
     for name in ("element", "all"):
         fields.pop(name, None)
     fields["ids"] = [",".join(texts)]
-    return [int(text) for text in texts]
+    return ids
 
 
 def _destination(queue: Queue, fields: Fields) -> str:

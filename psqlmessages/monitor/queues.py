@@ -27,6 +27,7 @@ from psqlmessages.monitor.listing import (
     ListQuery,
     check_parameters,
     fetch,
+    parse_page,
     read_shared,
     render_page,
 )
@@ -208,14 +209,11 @@ def _queue_row(record: Queue) -> dict[str, Any] | None:
 def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> dict[str, Any]:
     """Return the template context of a page of elements, read as the node of this project."""
     search = request.GET.get("search", "").strip()
-    page = request.GET.get("page", "1")
     if len(search) > _MAX_SEARCH_CHARACTERS or "\0" in search:
         raise BadRequest(f"search: at most {_MAX_SEARCH_CHARACTERS} characters.")
-    last_page = MAX_SEARCHED // PAGE_SIZE
-    if not (page.isascii() and page.isdecimal() and len(page) < 9 and 1 <= int(page) <= last_page):
-        raise BadRequest(f"page: {page!r} is not a number from 1 to {last_page}.")
-    offset = (int(page) - 1) * PAGE_SIZE
-    context: dict[str, Any] = {"search": search, "page": int(page), "max_searched": MAX_SEARCHED}
+    page = parse_page(request, MAX_SEARCHED // PAGE_SIZE)
+    offset = (page - 1) * PAGE_SIZE
+    context: dict[str, Any] = {"search": search, "page": page, "max_searched": MAX_SEARCHED}
     try:
         with transaction.atomic(using=database()):
             elements = peek(name, search, offset, limit=PAGE_SIZE + 1, with_bodies=with_bodies)

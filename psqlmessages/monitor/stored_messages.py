@@ -22,11 +22,11 @@ from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import position_at
 from psqlmessages.monitor.views import common_context, require_monitor_access, require_name
 from psqlmessages.orm import fetch
+from psqlmessages.wire import MAX_ID, parse_number
 
 # A search reads at most this many messages.
 MAX_SEARCHED: Final = 10_000
 _SHOWN_CHARACTERS: Final = 2000
-_MAX_ID: Final = 2**63 - 1
 
 # The index of the primary key, which begins with topic and id, finds the first message.
 _MESSAGES: Final = """
@@ -107,12 +107,12 @@ def _position_before_page(request: HttpRequest, topic: Topic, search: str) -> in
     Without ``after`` and ``time``, a search begins at 0; otherwise the last page is shown.
     """
     if text := request.GET.get("after"):
-        if not (text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= _MAX_ID):
+        if (after := parse_number(text, MAX_ID)) is None:
             raise BadRequest("The parameter 'after' is not an id.")
-        return int(text)
+        return after
     if text := request.GET.get("time"):
         return position_at(topic.name, parse_time(text))
-    return 0 if search else _previous_position(topic, _MAX_ID) or 0
+    return 0 if search else _previous_position(topic, MAX_ID) or 0
 
 
 def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[StoredMessage]:
@@ -130,7 +130,7 @@ def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[S
 
 
 def _previous_position(topic: Topic, before: int) -> int | None:
-    """Return where the page of the messages before an id begins; None if there are none."""
+    """Return the position before the page that ends before an id; None if this page is empty."""
     ((position,),) = fetch(_PREVIOUS_POSITION, [topic.pk, before, PAGE_SIZE], database())
     return None if position is None else int(position)
 

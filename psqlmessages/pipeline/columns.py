@@ -13,6 +13,7 @@ from pyspark.sql import types
 
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.errors import ColumnRefused
+from psqlmessages.wire import MAX_ID
 
 
 def _schema(**columns: types.DataType) -> types.StructType:
@@ -86,7 +87,6 @@ _COMPARISONS: Final[dict[type[spark.Filter], str]] = {
     spark.LessThan: "<",
     spark.LessThanOrEqual: "<=",
 }
-_MAX_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Condition:
 
     sql: str
     topics: frozenset[str] | None = None
-    low: int = -_MAX_ID
-    high: int = _MAX_ID
+    low: int = -MAX_ID
+    high: int = MAX_ID
     is_exact: bool = False
 
 
@@ -170,7 +170,7 @@ def _in_condition(name: str, values: Sequence[Any]) -> Condition:
 
 def _sql_literal(name: str, value: Any) -> str:
     """Return a value of a column as SQL; raises ValueError if the column cannot store it."""
-    if name == "id" and type(value) is int and abs(value) <= _MAX_ID:
+    if name == "id" and type(value) is int and abs(value) <= MAX_ID:
         return f"({value})::bigint"
     if name in ("topic", "sender") and isinstance(value, str):
         return literals.text(value)

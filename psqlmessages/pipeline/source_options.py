@@ -9,6 +9,7 @@ from typing import Final
 
 from psqlmessages.pipeline.database import DSN_OPTION
 from psqlmessages.pipeline.errors import OptionRefused
+from psqlmessages.wire import MAX_ID, parse_number
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -19,7 +20,6 @@ SOURCE_OPTIONS: Final = (
 )  # fmt: skip
 
 _MAX_COUNT: Final = 2**31 - 1
-MAX_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,6 @@ def topic_or_queue(lowered: Mapping[str, str]) -> tuple[str | None, str | None]:
     if bool(topic) == bool(queue):
         raise OptionRefused("set either the option topic or the option queue")
     return topic or None, queue or None
-
-
-def parse_number(text: str, maximum: int) -> int | None:
-    """Parse a whole number without a sign; return None for other texts or above ``maximum``."""
-    # Compare the lengths first: `int` raises ValueError for more than 4,300 digits.
-    digits = text.lstrip("0") or text[-1:]
-    if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(maximum)):
-        return None
-    number = int(digits)
-    return number if number <= maximum else None
 
 
 def _parse_topics(topics: str) -> tuple[str, ...]:

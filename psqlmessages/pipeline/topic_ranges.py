@@ -50,7 +50,7 @@ def split_evenly(weighted: Iterable[WeightedRange], max_parts: int) -> list[list
 
 
 def _merge_adjacent(ranges: Iterable[IdRange]) -> list[IdRange]:
-    """Merge adjacent ranges of a topic: the second begins where the first ends."""
+    """Merge consecutive ranges of the same topic if the end of one is the start of the next."""
     merged: list[IdRange] = []
     for range_ in ranges:
         if merged and (merged[-1].topic, merged[-1].high) == (range_.topic, range_.low):

@@ -72,7 +72,7 @@ def read_token(token: str, *, purpose: str = PURPOSE) -> Claim | None:
 
 def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
     """Yield fingerprints of the user's password, made with the current and older secret keys."""
-    # A token must not contain the session hash itself: anyone who has the token can read the hash.
+    # Use a digest of the session hash, because a token is signed but not encrypted.
     for auth_hash in chain([user.get_session_auth_hash()], user.get_session_auth_fallback_hash()):
         yield hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
 

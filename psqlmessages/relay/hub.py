@@ -12,6 +12,8 @@ from time import monotonic
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from django.core.exceptions import RequestAborted
+
 from psqlmessages import health
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
@@ -343,9 +345,15 @@ def close_hubs() -> None:
     for loop, hub in list(_hubs.items()):
         # After a fork, the connections still belong to the parent process.
         if hub.pid == os.getpid() and not (loop.is_closed() or loop.is_running()):
-            # Requests that the server left unfinished continue too, and fail without threads.
-            loop.set_exception_handler(lambda *_: None)
+            loop.set_exception_handler(_ignore_unfinished_requests)
             loop.run_until_complete(hub.close())
+
+
+def _ignore_unfinished_requests(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # Requests that the server left unfinished continue while `close_hubs` runs the loop. They fail
+    # because their client has left, or because Python starts no threads at its end.
+    if not isinstance(context.get("exception"), (RequestAborted, RuntimeError)):
+        loop.default_exception_handler(context)
 
 
 atexit.register(close_hubs)

@@ -241,7 +241,7 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
         if message.body == "fails":
             raise ValueError("secret")
         if message.body == "refuses":
-            raise CallFailed("no such article")
+            raise CallFailed(Group._meta.verbose_name)  # a lazy translation
         return object() if message.body == "unsendable" else {"sold": message.body}
 
     with running_worker(registry) as runner:
@@ -252,7 +252,7 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
         assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
         for body, reason in (
             ("fails", "the handler of worker failed (ValueError)"),
-            ("refuses", "no such article"),
+            ("refuses", "group"),
             ("unsendable", "the answer could not be sent"),
         ):
             sender.ok("rpc", "worker", "ticket", body)

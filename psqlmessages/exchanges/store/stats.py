@@ -106,9 +106,11 @@ class CounterStore:
         """Add the rows of workers that have not written for a day to the rows of FORMER_WORKERS."""
         counts = ExchangeCount.objects.using(self._using)
         # While all exchanges of a worker are stopped, it writes no heartbeats. Another worker must
-        # not merge its rows: they hold totals, so its next write would count everything again.
-        half = Now() - FORMER_AFTER / 2
-        counts.filter(worker=self.worker, seen_at__lt=half).update(seen_at=half)
+        # not merge its rows: they hold totals, so its next write would count everything again. The
+        # new time must not be the current one, which would mean that the exchanges are running.
+        half_a_day_ago = Now() - FORMER_AFTER / 2
+        mine = counts.filter(worker=self.worker)
+        mine.filter(seen_at__lt=half_a_day_ago).update(seen_at=half_a_day_ago)
         live = counts.filter(seen_at__gte=Now() - FORMER_AFTER).values("worker")
         with transaction.atomic(using=self._using):
             rows = list(
