@@ -249,4 +249,4 @@ def _run(arguments: Namespace) -> int:
     return code
 
 
-COMMAND = CliCommand("exchange", "load, list, show, test, start, stop and run exchanges", _configure, run)
+COMMAND = CliCommand("exchange", "load, list, show, test and run exchanges", _configure, run)
