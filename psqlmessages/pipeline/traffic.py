@@ -67,10 +67,6 @@ def start(
     separated by commas; ``options`` are more options of the source. A window that ended more than
     ``lateness`` before the newest message no longer changes.
     """
-
-    def on_batch(batch: DataFrame, _: int) -> None:
-        write(collect_windows(batch))
-
     messages = (
         spark.readStream.format("psqlmessages")
         .schema(_COLUMNS)
@@ -84,7 +80,7 @@ def start(
             .outputMode("update")
             .option("checkpointLocation", checkpoint)
             .trigger(**trigger)
-            .foreachBatch(on_batch)
+            .foreachBatch(lambda batch, _: write(collect_windows(batch)))
             .start()
         )
 
@@ -106,15 +102,12 @@ def group_by_window(messages: DataFrame, lateness: timedelta = LATENESS) -> Data
     by_window = sized.withColumn(
         "window_seconds", sf.explode(sf.array(*map(sf.lit, WINDOW_SECONDS)))
     ).withColumn("ends_at", _window_end(lateness))
-    return (
-        by_window.groupBy("topic", "sender", "window_seconds", "ends_at")
-        .agg(
-            sf.count(sf.lit(1)).alias("count"),
-            sf.sum("size").alias("bytes"),
-            sf.percentile("size", list(PERCENTILES)).alias("sizes"),
-            sf.percentile("latency", list(PERCENTILES)).alias("latencies"),
-        )
-    )  # fmt: skip
+    return by_window.groupBy("topic", "sender", "window_seconds", "ends_at").agg(
+        sf.count(sf.lit(1)).alias("count"),
+        sf.sum("size").alias("bytes"),
+        sf.percentile("size", list(PERCENTILES)).alias("sizes"),
+        sf.percentile("latency", list(PERCENTILES)).alias("latencies"),
+    )
 
 
 def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
