@@ -67,6 +67,10 @@ def start(
     separated by commas; ``options`` are more options of the source. A window that ended more than
     ``lateness`` before the newest message no longer changes.
     """
+
+    def on_batch(batch: DataFrame, _: int) -> None:
+        write(collect_windows(batch))
+
     messages = (
         spark.readStream.format("psqlmessages")
         .schema(_COLUMNS)
@@ -80,7 +84,7 @@ def start(
             .outputMode("update")
             .option("checkpointLocation", checkpoint)
             .trigger(**trigger)
-            .foreachBatch(lambda batch, _: write(collect_windows(batch)))
+            .foreachBatch(on_batch)
             .start()
         )
 
