@@ -182,7 +182,7 @@ class ExchangeAdmin(BaseAdmin):
         ),
         (_("Consumers"), {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
-    actions = ("start_selected", "stop_selected")
+    actions = ("start_selected", "stop_selected", "delete_selected")
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
     source = column(
@@ -238,12 +238,13 @@ class ExchangeAdmin(BaseAdmin):
         )
         for exchange in exchanges:
             try:
-                is_changed = repository.set_running(exchange.name, is_running, using)
+                with transaction.atomic(using=using):
+                    is_changed = repository.set_running(exchange.name, is_running, using)
+                    if is_changed:
+                        base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
             except Exchange.DoesNotExist:
                 text, level = _("Already deleted: {exchange}."), messages.WARNING
             else:
-                if is_changed:
-                    base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
                 text = change if is_changed else no_change
                 level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text.format(exchange=exchange), level)
@@ -345,12 +346,13 @@ class ExchangeAdmin(BaseAdmin):
         if request.method != "POST" or not self._may_add_rules(request, exchange):
             raise PermissionDenied("psqlmessages.add_auth, psqlmessages.change_auth")
         try:
-            added = add_missing_rules(repository.to_definition(exchange), base.database())
+            with transaction.atomic(using=base.database()):
+                added = add_missing_rules(repository.to_definition(exchange), base.database())
+                entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
+                base.record_history(request, entries)
         except OperationalError as error:
             self.report_transient_error(request, error)
         else:
-            entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
-            base.record_history(request, entries)
             text = ngettext("Added: {number} rule.", "Added: {number} rules.", len(added))
             self.message_user(request, text.format(number=len(added)), messages.SUCCESS)
         return self.redirect("change", key)

@@ -82,6 +82,13 @@ class RuleImpact:
             yield messages.WARNING, warning
 
 
+def list_affected_nodes(rule_ids: Iterable[int]) -> str:
+    """List, as text, the connected nodes that these rules apply to now; "" if there are none."""
+    impact = RuleImpact()
+    impact.add_connected_nodes(rule_ids)
+    return base.list_names(sorted(impact.idents), _MAX_NAMES)
+
+
 def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:
     """Return the ids of the connected nodes that rules with these idents may affect."""
     patterns = Func(F("ident"), function="messages._patterns", output_field=ArrayField(TextField()))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
@@ -94,20 +94,18 @@ class ClientAdmin(OpenTransactionsAdmin):
         disconnected, closed = [], []
         try:
             for client in clients:
-                if client.is_live and base.disconnect(client.pk):
-                    disconnected.append(client)
-                else:
-                    closed.append(client)
+                with transaction.atomic(using=base.database()):
+                    is_disconnected = client.is_live and base.disconnect(client.pk)
+                    if is_disconnected:
+                        text = f"Disconnected from {client.session}."
+                        base.record_history(request, [(client, DELETION, text)])
+                (disconnected if is_disconnected else closed).append(client)
         except OperationalError as error:
             text = base.error_text(error, _("Not all nodes were disconnected: {error}."))
             self.message_user(request, text, messages.ERROR)
         if closed:
             # Housekeeping ends nodes without a connection, and sends their events.
             base.fetch_rows("SELECT messages.evaluate()")
-        text = "Disconnected from {}."
-        base.record_history(
-            request, ((each, DELETION, text.format(each.session)) for each in disconnected)
-        )
         if disconnected:
             text = _("Disconnected: {nodes}.").format(nodes=list_names(disconnected, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)

@@ -124,11 +124,17 @@ class OpenTransactionsAdmin(BaseAdmin):
         )
 
     def _terminate(self, request: HttpRequest, selected: OpenTransaction) -> None:
+        session = Session(id=selected.pid, pid=selected.pid, role=selected.role or "")
+        text = f"Ended the connection of {selected}, in a transaction since {selected.began_at}."
         try:
             with transaction.atomic(using=base.database()):
+                # First, because a rollback cannot bring the connection back.
+                base.record_history(request, [(session, DELETION, text)])
                 ((is_ended,),) = base.fetch_rows(
                     "SELECT messages._terminate(%s, %s)", [selected.pid, selected.transaction]
                 )
+                if not is_ended:
+                    transaction.set_rollback(True, using=base.database())
         except ProgrammingError as error:
             if not isinstance(cause := error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise
@@ -138,9 +144,6 @@ class OpenTransactionsAdmin(BaseAdmin):
         if not is_ended:
             self.message_user(request, _("This transaction has already ended."), messages.INFO)
             return
-        session = Session(id=selected.pid, pid=selected.pid, role=selected.role or "")
-        text = f"Ended the connection of {selected}, in a transaction since {selected.began_at}."
-        base.record_history(request, [(session, DELETION, text)])
         self.message_user(
             request, _("Ended: {connection}.").format(connection=selected), messages.SUCCESS
         )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION
 from django.contrib.postgres.fields import ArrayField
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models import BigIntegerField, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Coalesce
@@ -218,10 +218,11 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         if "confirmed" not in request.POST:
             return self._ask_to_confirm(request, queues, _DRAINING)
         for queue in queues:
-            removed = queue_elements.drain(queue.pk)
-            elements = f"{removed:,} element{'' if removed == 1 else 's'}"
-            if removed:
-                base.record_history(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
+            with transaction.atomic(using=base.database()):
+                removed = queue_elements.drain(queue.pk)
+                elements = f"{removed:,} element{'' if removed == 1 else 's'}"
+                if removed:
+                    base.record_history(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
             text = ngettext(
                 "Removed from {queue}: {number} element.",
                 "Removed from {queue}: {number} elements.",
@@ -238,15 +239,16 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             return self._ask_to_confirm(request, queues, _DELETING)
         for queue in queues:
             try:
-                is_removed = queue_elements.remove_empty(queue.name)
+                with transaction.atomic(using=base.database()):
+                    is_removed = queue_elements.remove_empty(queue.name)
+                    if is_removed:
+                        base.record_history(request, [(queue, DELETION, "Deleted.")])
             except OperationalError as error:
                 text = f"{_('Not deleted')}: {queue}. {base.error_text(error)}"
                 self.message_user(request, text, messages.ERROR)
                 continue
             text, level = _("Deleted: {queue}."), messages.SUCCESS
-            if is_removed:
-                base.record_history(request, [(queue, DELETION, "Deleted.")])
-            else:
+            if not is_removed:
                 text = _("Not deleted because it has elements: {queue}. Drain it first.")
                 level = messages.ERROR
             self.message_user(request, text.format(queue=queue), level)
@@ -257,13 +259,14 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         change = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
         no_change = _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
         try:
-            keys = [queue.pk for queue in queues]
-            changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
+            with transaction.atomic(using=base.database()):
+                keys = [queue.pk for queue in queues]
+                changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
+                changed = [queue for queue in queues if queue.pk in changed_keys]
+                base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         except OperationalError as error:
             self.report_transient_error(request, error)
             return self.after_action(request, queues)
-        changed = [queue for queue in queues if queue.pk in changed_keys]
-        base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
             text = change.format(queues=list_names(changed, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)

@@ -58,12 +58,6 @@ class Queue(models.Model):
 
     class Meta:
         ordering: ClassVar = ["name"]
-        permissions: ClassVar = [
-            (
-                "operate_queues",
-                "Can pause queues, and push, move and delete elements, in the monitor",
-            ),
-        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="queue_name_is_unique"),
             models.CheckConstraint(

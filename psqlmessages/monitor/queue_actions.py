@@ -15,14 +15,8 @@ from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
 from psqlmessages.models.names import is_name, isolate, patterns
 from psqlmessages.models.rules import database
-from psqlmessages.monitor.actions import (
-    OPERATE_QUEUES,
-    Action,
-    Fields,
-    field_value,
-    parse_json,
-    read_body,
-)
+from psqlmessages.monitor.access import SEND_TEST_MESSAGES, VIEW_ELEMENTS
+from psqlmessages.monitor.actions import Action, Fields, field_value, parse_json, read_body
 from psqlmessages.monitor.formats import format_count
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
@@ -33,6 +27,9 @@ from psqlmessages.wire import MAX_ID, EncodedBody, parse_number
 MAX_SEARCHED: Final = 10_000
 _MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
+_CHANGE_QUEUE: Final = "psqlmessages.change_queue"
+_DELETE_ELEMENTS: Final = "psqlmessages.delete_element"
+_CHANGE_ELEMENTS: Final = "psqlmessages.change_element"
 _MAX_DELAY_SECONDS: Final = 999_999_999
 # The view sets this field to "yes" if the user may see bodies. Otherwise bodies are not searched.
 MAY_SEE_BODIES: Final = "may_see_bodies"
@@ -340,19 +337,45 @@ def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
 
 
 def _action(
-    label: Any, describe: Callable[..., Sequence[str]], act: Callable[..., str], **options: Any
+    label: Any,
+    describe: Callable[..., Sequence[str]],
+    act: Callable[..., str],
+    *permissions: str,
+    is_destructive: bool = False,
 ) -> Action[Queue]:
-    return Action(label=label, permission=OPERATE_QUEUES, describe=describe, run=act, **options)
+    return Action(
+        label=label,
+        permissions=permissions,
+        describe=describe,
+        run=act,
+        is_destructive=is_destructive,
+    )
 
 
+# Actions on chosen elements also need VIEW_ELEMENTS: they say how many elements match a search.
 ACTIONS: Final[Mapping[str, Action[Queue]]] = {
-    "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause),
-    "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume),
-    "drain": _action(gettext_lazy("Drain"), _describe_drain, _drain, is_destructive=True),
-    "push": _action(gettext_lazy("Push a test message"), _describe_push, _push),
-    "delete": _action(
-        gettext_lazy("Delete elements"), _describe_delete, _delete, is_destructive=True
+    "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause, _CHANGE_QUEUE),
+    "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume, _CHANGE_QUEUE),
+    "drain": _action(
+        gettext_lazy("Drain"), _describe_drain, _drain, _DELETE_ELEMENTS, is_destructive=True
     ),
-    "move": _action(gettext_lazy("Move elements"), _describe_move, _move),
-    "redrive": _action(gettext_lazy("Redrive dead letters"), _describe_redrive, _redrive),
+    "push": _action(gettext_lazy("Push a test message"), _describe_push, _push, SEND_TEST_MESSAGES),
+    "delete": _action(
+        gettext_lazy("Delete elements"),
+        _describe_delete,
+        _delete,
+        VIEW_ELEMENTS,
+        _DELETE_ELEMENTS,
+        is_destructive=True,
+    ),
+    "move": _action(
+        gettext_lazy("Move elements"), _describe_move, _move, VIEW_ELEMENTS, _CHANGE_ELEMENTS
+    ),
+    "redrive": _action(
+        gettext_lazy("Redrive dead letters"),
+        _describe_redrive,
+        _redrive,
+        VIEW_ELEMENTS,
+        _CHANGE_ELEMENTS,
+    ),
 }

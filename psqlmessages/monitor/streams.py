@@ -19,9 +19,9 @@ from psqlmessages.models import Subscription
 from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.actions import (
-    OPERATE_STREAMS,
     Action,
     Fields,
+    allowed_actions,
     field_value,
     parse_time,
     perform,
@@ -118,7 +118,7 @@ def stream(request: HttpRequest, name: str = "") -> HttpResponse:
         "total": total,
         "topic_url": object_url("topic", name),
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
-        "may_operate": request.user.has_perm(OPERATE_STREAMS),
+        "allowed": allowed_actions(request, ACTIONS),
         "zone": get_current_timezone_name(),
     }
     fragments = {"stream": "psqlmessages/monitor/_stream.html"}
@@ -275,14 +275,14 @@ def _lock(subscription: Subscription) -> Subscription:
 ACTIONS: Final[Mapping[str, Action[Subscription]]] = {
     "reset": Action(
         label=gettext_lazy("Reset the position"),
-        permission=OPERATE_STREAMS,
+        permissions=("psqlmessages.change_subscription",),
         describe=_describe_reset,
         run=_reset,
         is_destructive=True,
     ),
     "delete": Action(
         label=gettext_lazy("Delete the subscription"),
-        permission=OPERATE_STREAMS,
+        permissions=("psqlmessages.delete_subscription",),
         describe=_describe_deletion,
         run=_delete,
         is_destructive=True,

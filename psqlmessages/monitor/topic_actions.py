@@ -69,7 +69,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 SEND: Final[Action[Topic]] = Action(
     label=gettext_lazy("Send a test message"),
-    permission=SEND_TEST_MESSAGES,
+    permissions=(SEND_TEST_MESSAGES,),
     describe=_describe,
     run=_send,
 )
