@@ -29,7 +29,7 @@ from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.cli.main import add_commands
 from psqlmessages.conf import Settings
-from psqlmessages.management import access, database, definitions, exchange, pipeline, run
+from psqlmessages.management import access, database, exchange, pipeline, run
 from tests.conftest import TestedServer
 from tests.django.processes import environment, run_python
 from tests.django.waiting import wait_until
@@ -339,7 +339,7 @@ def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
         parser,
         (
             *(*COMMANDS, database.INSTALL, run.COMMAND, access.ALLOW, access.DENY, access.TOKEN),
-            *(definitions.COMMAND, exchange.COMMAND),
+            *(access.DEFINITIONS, exchange.COMMAND),
         ),
     )
     for name, command in commands_of(parser):
