@@ -79,7 +79,8 @@ def find_problems(
         else:
             found = check.describe(rows, now, settings)
             problems += (replace(problem, check=check.name) for problem in found)
-    # Names may contain control characters, also characters that change the direction of text.
+    # Escape control characters in names, also those that change the direction of text: the checks
+    # need no isolate().
     shown = [
         replace(
             each,
