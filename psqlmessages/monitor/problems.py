@@ -76,22 +76,16 @@ def find_problems(
     for check, rows in answers:
         if rows is None:
             problems.append(_unchecked(check))
-        else:
-            found = check.describe(rows, now, settings)
-            problems += (replace(problem, check=check.name) for problem in found)
-    # Escape control characters in names, also those that change the direction of text: the checks
-    # need no isolate().
-    shown = [
-        replace(
-            each,
-            name=one_line(each.name),
-            sentence=one_line(each.sentence),
-            cure=one_line(each.cure),
-        )
-        for each in problems
-    ]
+            continue
+        for problem in check.describe(rows, now, settings):
+            # Escape control characters in names, also those that change the direction of text: the
+            # checks need no isolate().
+            texts = {
+                name: one_line(getattr(problem, name)) for name in ("name", "sentence", "cure")
+            }
+            problems.append(replace(problem, check=check.name, **texts))
     # Alphabetical order puts "error" before "warning".
-    return sorted(shown, key=lambda problem: problem.severity)
+    return sorted(problems, key=lambda problem: problem.severity)
 
 
 def database_problem() -> Problem:

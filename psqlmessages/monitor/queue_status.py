@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Lock
 from time import monotonic, time
-from typing import Any, Final
+from typing import Final
 
 from psqlmessages.exchanges.store.stats import EXISTS, SIZES, WORKER_TIMEOUT_SECONDS, size_limits
 from psqlmessages.models.rules import database
@@ -156,18 +156,17 @@ def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
         ]
 
 
-def read_rates(queue: int) -> tuple[list[float | None], list[float | None]]:
-    """Return the rates in and out of a queue by bucket; None if a rate is unknown."""
+def read_rates(queue: int) -> list[list[float | None]]:
+    """Return the rates in and the rates out of a queue by bucket; None if a rate is unknown."""
     values = list(_samples.history(queue))
-    return _growth(values, 0), _growth(values, 1)
-
-
-def _growth(values: Sequence[Any], position: int) -> list[float | None]:
     return [
-        None
-        if first is None or last is None
-        else max(0, last[position] - first[position]) / BUCKET_SECONDS
-        for first, last in pairwise(values)
+        [
+            None
+            if first is None or last is None
+            else max(0, last[position] - first[position]) / BUCKET_SECONDS
+            for first, last in pairwise(values)
+        ]
+        for position in (0, 1)
     ]
 
 
