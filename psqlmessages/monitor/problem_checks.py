@@ -134,8 +134,8 @@ _WAITING_QUERY: Final = f"""
 )
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, since, has_consumer, exchange, is_running in rows:
+        severity = Severity.WARNING if has_consumer else Severity.ERROR
         if has_consumer:
-            severity = Severity.WARNING
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: the consumers are too slow."
             )
@@ -143,7 +143,6 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 "Start more consumers, or check whether the same elements fail repeatedly."
             )
         elif exchange is not None:
-            severity = Severity.ERROR
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: the exchange “{exchange}”"
                 " takes no elements."
@@ -155,7 +154,6 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 cure = gettext("Start the exchange: {command}")
             cure = cure.format(command=command)
         else:
-            severity = Severity.ERROR
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
             )
@@ -304,8 +302,8 @@ _SUBSCRIPTIONS_QUERY: Final = f"""(
 def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
     silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
     for has_expired, ident, topic, since, pinged_at, number in rows[:MAX_PER_CHECK]:
+        severity = Severity.ERROR
         if has_expired:
-            severity = Severity.ERROR
             text = gettext(
                 "The subscription of “{node}” to “{topic}” has expired: it misses messages since"
                 " {time}."
@@ -315,7 +313,6 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
                 " delete the subscription if it is unused."
             )
         elif pinged_at < max(since, now - silence):
-            severity = Severity.ERROR
             text = ngettext(
                 "“{node}” has not read the stream “{topic}” for {silence}: {number} message,"
                 " {age} behind.",

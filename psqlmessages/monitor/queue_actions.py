@@ -23,7 +23,7 @@ from psqlmessages.monitor.actions import (
     parse_json,
     read_body,
 )
-from psqlmessages.monitor.formats import format_count
+from psqlmessages.monitor.formats import MAX_NAMES, format_count, list_names
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
@@ -31,7 +31,6 @@ from psqlmessages.wire import MAX_ID, EncodedBody, parse_number
 
 # Search and act on at most this many elements, the first of the queue.
 MAX_SEARCHED: Final = 10_000
-_MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
 _MAX_DELAY_SECONDS: Final = 999_999_999
 # The view sets this field to "yes" if the user may see bodies. Otherwise bodies are not searched.
@@ -92,17 +91,13 @@ def peek(
 def list_nodes(queue: str, *modes: str) -> str:
     """List, as text, the first nodes that have a rule for a queue with one of these modes."""
     rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
-    names = (
-        rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()
-    )
-    shown = list(names[: _MAX_LISTED_NODES + 1])
-    more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
-    return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
+    nodes = rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True)
+    return list_names(list(nodes.distinct()[: MAX_NAMES + 1]))
 
 
 def _readers_text(queue: str) -> str:
     return _("Nodes that may take from {queue}: {nodes}.").format(
-        queue=isolate(queue), nodes=isolate(list_nodes(queue, "R", "RW", "A"))
+        queue=isolate(queue), nodes=list_nodes(queue, "R", "RW", "A")
     )
 
 
