@@ -121,9 +121,8 @@ def _sizes_text(queue: Queue) -> str:
 
 
 def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
-    text = _("Consumers get no more elements of {queue} until you resume it.")
     return (
-        text.format(queue=isolate(queue)),
+        _("Consumers get no more elements of {queue} until you resume it.").format(queue=queue),
         _("Nodes can still push, and can commit or roll back reserved elements."),
         _sizes_text(queue),
         _readers_text(queue.name),
@@ -137,7 +136,7 @@ def _pause(queue: Queue, _fields: Fields) -> str:
 
 def _describe_resume(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
-        _("Consumers get elements of {queue} again.").format(queue=isolate(queue)),
+        _("Consumers get elements of {queue} again.").format(queue=queue),
         _sizes_text(queue),
         _readers_text(queue.name),
     )
@@ -149,9 +148,8 @@ def _resume(queue: Queue, _fields: Fields) -> str:
 
 
 def _describe_drain(queue: Queue, _fields: Fields) -> Sequence[str]:
-    text = _("All available elements of {queue} will be permanently deleted.")
     return (
-        text.format(queue=isolate(queue)),
+        _("All available elements of {queue} will be permanently deleted.").format(queue=queue),
         _sizes_text(queue),
         _("Scheduled and reserved elements stay."),
     )
@@ -189,7 +187,7 @@ def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
         "A message of {size:,} bytes will be pushed to {queue}.",
         size,
     )
-    sentences = [text.format(size=size, queue=isolate(queue))]
+    sentences = [text.format(size=size, queue=queue)]
     if message["delay"]:
         sentences.append(_("It will be available after {delay}.").format(delay=message["delay"]))
     sentences.append(_("A consumer will process it like any other message."))
@@ -233,7 +231,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
         raise ValidationError(_("Name the queue to which the elements move."))
     if name == queue.name:
         raise ValidationError(
-            _("Name another queue: the elements are in {queue}.").format(queue=isolate(queue))
+            _("Name another queue: the elements are in {queue}.").format(queue=queue)
         )
     return name
 
@@ -241,10 +239,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
 def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
     elements = _elements_text(len(_choose(queue, fields)))
     text = _("{elements} of {queue} will be permanently deleted.")
-    return (
-        text.format(elements=elements, queue=isolate(queue)),
-        _("Reserved elements stay."),
-    )
+    return text.format(elements=elements, queue=queue), _("Reserved elements stay.")
 
 
 def _delete(queue: Queue, fields: Fields) -> str:
@@ -315,7 +310,7 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
     new_text = _("The queue {queue} does not exist. It will be created.")
     for name, ids in ids_by_queue.items():
         elements, to_queue = _elements_text(len(ids)), isolate(name)
-        sentences.append(text.format(elements=elements, queue=isolate(queue), to_queue=to_queue))
+        sentences.append(text.format(elements=elements, queue=queue, to_queue=to_queue))
         if not Queue.objects.using(database()).filter(name=name).exists():
             sentences.append(new_text.format(queue=to_queue))
         sentences.append(_readers_text(name))
