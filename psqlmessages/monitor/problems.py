@@ -77,13 +77,18 @@ def find_problems(
         if rows is None:
             problems.append(_unchecked(check))
             continue
-        for problem in check.describe(rows, now, settings):
-            # Escape control characters in names, also those that change the direction of text: the
-            # checks need no isolate().
-            texts = {
-                name: one_line(getattr(problem, name)) for name in ("name", "sentence", "cure")
-            }
-            problems.append(replace(problem, check=check.name, **texts))
+        # Escape control characters in names, also those that change the direction of text: the
+        # checks need no isolate().
+        problems += (
+            replace(
+                problem,
+                name=one_line(problem.name),
+                sentence=one_line(problem.sentence),
+                cure=one_line(problem.cure),
+                check=check.name,
+            )
+            for problem in check.describe(rows, now, settings)
+        )
     # Alphabetical order puts "error" before "warning".
     return sorted(problems, key=lambda problem: problem.severity)
 
