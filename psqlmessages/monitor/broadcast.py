@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Send an update at least this often: a page without updates shows that its connection is lost.
 _HEARTBEAT_SECONDS: Final = 1.0
-# If more than this number of rows of the topic list have changed, send them once per second.
+# If more rows of the topic list than this have changed, send them only once per second.
 _MAX_ROWS_PER_TICK: Final = 200
 # Each point of a sparkline is the message count of this many seconds.
 BUCKET_SECONDS: Final = 10
@@ -41,7 +41,7 @@ class Broadcast:
         self._sent_at = 0.0
         # The highest number of the messages and events that were sent.
         self._sent_number = 0
-        # The counts of this second and later ones were not sent yet.
+        # The first second whose counts were not sent yet.
         self._first_unsent_second = int(time.time())
         # Changes of the topic list that were not sent yet.
         self._changed_topics: dict[str, TopicHistory] = {}
@@ -159,7 +159,7 @@ class Broadcast:
         sent: TopicPage | None = None,
         changed_topics: Container[str] = (),
     ) -> str:
-        """Encode a page of the topic list: its rows that are changed, or not in ``sent``."""
+        """Encode a page of the topic list: the rows that changed, or are not in ``sent``."""
         topics, page = self._observer.history.topics, self._observer.pages.get(query)
         names = page.names if page else ()
         new = set(names).difference(sent.names if sent else ())

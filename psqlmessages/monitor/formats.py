@@ -47,8 +47,8 @@ def list_names(names: Sequence[str]) -> str:
 def allow_command(role: str, ident: str, type_: str, dest: str, mode: str) -> str:
     """Return the command that adds a rule, or adds the mode to an existing rule.
 
-    Empty values become placeholders: ROLE, TYPE, NAME and MODE. If only the mode is unknown, the
-    call needs both W and R.
+    Empty values become the placeholders ROLE, TYPE, NAME and MODE. If ``dest`` is known, an empty
+    mode becomes RW.
     """
     mode = mode or ("RW" if dest else "MODE")
     arguments = f"{quote(ident)} {mode} {type_ or 'TYPE'} {quote(dest or 'NAME')}"

@@ -266,9 +266,9 @@ _OLDEST_UNREAD: Final = """
     SELECT m.published_at FROM psqlmessages_streammessage AS m
     WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
 """
-# The first column: whether the subscription has expired. Messages that an expired subscription
-# missed may have been removed. They were published after its last read, or at the time of the
-# oldest message that is left. OFFSET 0 keeps the subquery apart, so that LIMIT ends the search.
+# The first column: whether the subscription has expired. It then misses messages since its last
+# read, or since the oldest unread message that is still stored, if that is older. OFFSET 0 keeps
+# the subquery apart, so that LIMIT ends the search.
 _SUBSCRIPTIONS_QUERY: Final = f"""(
     SELECT true, s.ident, s.topic, least(unread.at, s.pinged_at), s.pinged_at, 0::bigint
     FROM (
@@ -538,5 +538,5 @@ def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem
         yield Problem("", Severity.WARNING, sentence, Link("nodes"), cure, since)
 
 
-# The checks of all problems: each has an alert in docs/monitoring/alerts.yml.
+# The names of all checks: each has an alert in docs/monitoring/alerts.yml.
 CHECK_NAMES: Final = ("database", "process", "unchecked", *(check.name for check in CHECKS))
