@@ -96,20 +96,11 @@ def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
     }
 
 
-_OUTCOME_SENTENCES = {
-    "no_route": _("No selector accepts the element: it would go to {}."),
-    "discarded": _("No selector accepts the element: it would be discarded."),
-    "too_many_hops": _(
-        "The element exceeds the hop limit: it would go to {}, and no selector would run."
-    ),
-}
-
-
 def _format_dry_run(dry_run: DryRun) -> dict[str, Any]:
     """Convert a dry run to texts for the page."""
-    sentence = _OUTCOME_SENTENCES.get(dry_run.outcome, "")
     return {
-        "sentence": sentence.format(dry_run.fallback and dry_run.fallback.queue),
+        "outcome": dry_run.outcome,
+        "fallback_queue": dry_run.fallback and dry_run.fallback.queue,
         "fallback": dry_run.fallback and _format_copy(dry_run.fallback),
         "rows": [
             {

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from django.contrib import messages
 from django.contrib.postgres.fields import ArrayField
-from django.db.models import F, Func, QuerySet, TextField
+from django.db.models import F, Func, QuerySet, TextField, Value
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
@@ -108,12 +108,7 @@ def _read_activities(nodes: list[int]) -> set[Activity]:
     return {
         *((client, ident, "", "") for client, ident in clients.values_list("id", "ident")),
         *memberships.values_list("client", "client__ident", "kind", "topic__name"),
-        *(
-            (client, ident, "observe", pattern)
-            for client, ident, pattern in observations.values_list(
-                "client", "client__ident", "pattern"
-            )
-        ),
+        *observations.values_list("client", "client__ident", Value("observe"), "pattern"),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION
@@ -77,20 +77,12 @@ class ClientAdmin(OpenTransactionsAdmin):
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else _("closed (was {pid})").format(pid=pid)
 
-    def object_context(self, request: HttpRequest, obj: Client) -> dict[str, Any]:
-        """Return the context ``may_disconnect``: whether the page has the button to disconnect."""
-        return {"may_disconnect": self.has_disconnect_permission(request)}
-
     @admin.action(description=_("Disconnect selected nodes"), permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
         """Ask for confirmation, then disconnect these nodes. Their sessions' other nodes stay."""
         clients = list(queryset)
         if "confirmed" not in request.POST:
             return self.page(request, "client/disconnect", _("Disconnect nodes"), clients=clients)
-        self._disconnect(request, clients)
-        return None
-
-    def _disconnect(self, request: HttpRequest, clients: Iterable[Client]) -> None:
         disconnected, closed = [], []
         try:
             for client in clients:
@@ -112,6 +104,7 @@ class ClientAdmin(OpenTransactionsAdmin):
         if closed:
             text = _("Already disconnected: {nodes}.").format(nodes=list_names(closed, _MAX_NAMES))
             self.message_user(request, text, messages.INFO)
+        return None
 
 
 def _first_topics(kind: str, attribute: str) -> Prefetch:

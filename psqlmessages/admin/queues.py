@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION
@@ -40,37 +40,6 @@ from psqlmessages.exchanges.store.stats import (
 from psqlmessages.models import Auth, Element, Queue, QueueCount
 
 _MAX_NAMES = 20
-
-
-class Confirmation(NamedTuple):
-    """A page that asks for confirmation before an action that destroys data."""
-
-    action: str
-    title: str
-    text: str
-    button: str
-
-
-_DRAINING = Confirmation(
-    "drain_selected",
-    _("Drain queues"),
-    _(
-        "All available elements will be permanently deleted. Reserved and scheduled elements stay,"
-        " and pushes still work."
-    ),
-    _("Drain"),
-)
-_DELETING = Confirmation(
-    "delete_empty",
-    _("Delete queues"),
-    _(
-        "These queues will be deleted, with their settings and counters. Queues with elements stay."
-        " A later push creates a deleted queue again, with default settings."
-    ),
-    _("Delete"),
-)
-
-
 _NUMBERS = ArrayField(BigIntegerField())
 # The list counts at most this number of elements in each state; the page of a queue counts more.
 MAX_IN_LIST = 1000
@@ -177,7 +146,6 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             "may_view_elements": self.has_view_elements_permission(request),
             "destructive": ("drain_selected", "delete_empty"),
             **rules_context(Auth.Type.QUEUE, obj.name),
-            "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
         }
 
     # Actions: pause, resume, drain and delete; the last two need a confirmation
@@ -216,7 +184,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Ask for confirmation, then remove the available elements of the queues."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
-            return self._ask_to_confirm(request, queues, _DRAINING)
+            return self._ask_to_confirm(request, queues, "drain_selected", _("Drain queues"))
         for queue in queues:
             with transaction.atomic(using=base.database()):
                 removed = queue_elements.drain(queue.pk)
@@ -236,7 +204,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Ask for confirmation, then delete the queues that are empty."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
-            return self._ask_to_confirm(request, queues, _DELETING)
+            return self._ask_to_confirm(request, queues, "delete_empty", _("Delete queues"))
         for queue in queues:
             try:
                 with transaction.atomic(using=base.database()):
@@ -276,14 +244,14 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         return self.after_action(request, queues)
 
     def _ask_to_confirm(
-        self, request: HttpRequest, queues: list[Queue], question: Confirmation
+        self, request: HttpRequest, queues: list[Queue], action: str, title: str
     ) -> HttpResponse:
         context = {
-            "question": question,
+            "action": action,
             "queues": [(queue, _read_numbers(queue)[0].format_count("total")) for queue in queues],
             "from_change_page": "from_change_page" in request.POST,
         }
-        return self.page(request, "queue/confirm", question.title, **context)
+        return self.page(request, "queue/confirm", title, **context)
 
 
 def sizes_of(queue: Queue) -> ElementCounts:

@@ -99,17 +99,12 @@ class ImportPlan:
         difference = self.difference
         return [*difference.rules_added, *(new for _old, new in difference.rules_changed)]
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the definitions have changed since the page was shown."""
-        return changes.fingerprint(self.current) != self.fingerprint
-
     def missing_permissions(self, user: AbstractBaseUser) -> set[str]:
         """Return the permissions that the changes need and the user lacks."""
         return {name for name in self.difference.permissions() if not user.has_perm(name)}
 
     def apply(self, request: HttpRequest) -> RuleImpact:
-        """Apply the plan in one transaction; raise DefinitionsChanged if it is stale."""
+        """Apply the plan in one transaction; raise DefinitionsChanged if it is outdated."""
         impact, using, difference = RuleImpact(), base.database(), self.difference
         with transaction.atomic(using=using):
             with impact.compare(rule.ident for rule in difference.rules):
@@ -235,7 +230,7 @@ class TransferMixin:
         except UnusablePlan as error:
             self.message_user(request, str(error), messages.ERROR)
             return self.redirect("import")
-        if plan.is_stale:
+        if changes.fingerprint(plan.current) != plan.fingerprint:
             return self._show_conflict(request, plan)
         if missing := plan.missing_permissions(request.user):
             raise PermissionDenied(", ".join(sorted(missing)))

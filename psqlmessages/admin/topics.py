@@ -102,10 +102,8 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         return {
             "status": {kind.value: _idents(obj, kind) for kind in Membership.Kind},
             **rules_context(Auth.Type.TOPIC, obj.name),
-            "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
             "archive": {"is_set": mark is not None, "position": mark.position if mark else None},
             "may_change": self.has_change_permission(request, obj),
-            "may_watch": request.user.has_perm("psqlmessages.view_monitor"),
             "socket_path": f"{get_script_prefix()}ws/monitor/",
         }
 

@@ -17,7 +17,7 @@ from psqlmessages.models.names import is_name, isolate, patterns
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES, VIEW_ELEMENTS
 from psqlmessages.monitor.actions import Action, Fields, field_value, parse_json, read_body
-from psqlmessages.monitor.formats import format_count
+from psqlmessages.monitor.formats import MAX_NAMES, format_count, list_names
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
@@ -25,7 +25,6 @@ from psqlmessages.wire import MAX_ID, EncodedBody, parse_number
 
 # Search and act on at most this many elements, the first of the queue.
 MAX_SEARCHED: Final = 10_000
-_MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
 _CHANGE_QUEUE: Final = "psqlmessages.change_queue"
 _DELETE_ELEMENTS: Final = "psqlmessages.delete_element"
@@ -89,17 +88,13 @@ def peek(
 def list_nodes(queue: str, *modes: str) -> str:
     """List, as text, the first nodes that have a rule for a queue with one of these modes."""
     rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
-    names = (
-        rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()
-    )
-    shown = list(names[: _MAX_LISTED_NODES + 1])
-    more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
-    return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
+    nodes = rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True)
+    return list_names(list(nodes.distinct()[: MAX_NAMES + 1]))
 
 
 def _readers_text(queue: str) -> str:
     return _("Nodes that may take from {queue}: {nodes}.").format(
-        queue=isolate(queue), nodes=isolate(list_nodes(queue, "R", "RW", "A"))
+        queue=isolate(queue), nodes=list_nodes(queue, "R", "RW", "A")
     )
 
 
@@ -123,9 +118,8 @@ def _sizes_text(queue: Queue) -> str:
 
 
 def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
-    text = _("Consumers get no more elements of {queue} until you resume it.")
     return (
-        text.format(queue=isolate(queue)),
+        _("Consumers get no more elements of {queue} until you resume it.").format(queue=queue),
         _("Nodes can still push, and can commit or roll back reserved elements."),
         _sizes_text(queue),
         _readers_text(queue.name),
@@ -139,7 +133,7 @@ def _pause(queue: Queue, _fields: Fields) -> str:
 
 def _describe_resume(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
-        _("Consumers get elements of {queue} again.").format(queue=isolate(queue)),
+        _("Consumers get elements of {queue} again.").format(queue=queue),
         _sizes_text(queue),
         _readers_text(queue.name),
     )
@@ -151,9 +145,8 @@ def _resume(queue: Queue, _fields: Fields) -> str:
 
 
 def _describe_drain(queue: Queue, _fields: Fields) -> Sequence[str]:
-    text = _("All available elements of {queue} will be permanently deleted.")
     return (
-        text.format(queue=isolate(queue)),
+        _("All available elements of {queue} will be permanently deleted.").format(queue=queue),
         _sizes_text(queue),
         _("Scheduled and reserved elements stay."),
     )
@@ -191,7 +184,7 @@ def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
         "A message of {size:,} bytes will be pushed to {queue}.",
         size,
     )
-    sentences = [text.format(size=size, queue=isolate(queue))]
+    sentences = [text.format(size=size, queue=queue)]
     if message["delay"]:
         sentences.append(_("It will be available after {delay}.").format(delay=message["delay"]))
     sentences.append(_("A consumer will process it like any other message."))
@@ -235,7 +228,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
         raise ValidationError(_("Name the queue to which the elements move."))
     if name == queue.name:
         raise ValidationError(
-            _("Name another queue: the elements are in {queue}.").format(queue=isolate(queue))
+            _("Name another queue: the elements are in {queue}.").format(queue=queue)
         )
     return name
 
@@ -243,10 +236,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
 def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
     elements = _elements_text(len(_choose(queue, fields)))
     text = _("{elements} of {queue} will be permanently deleted.")
-    return (
-        text.format(elements=elements, queue=isolate(queue)),
-        _("Reserved elements stay."),
-    )
+    return text.format(elements=elements, queue=queue), _("Reserved elements stay.")
 
 
 def _delete(queue: Queue, fields: Fields) -> str:
@@ -317,7 +307,7 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
     new_text = _("The queue {queue} does not exist. It will be created.")
     for name, ids in ids_by_queue.items():
         elements, to_queue = _elements_text(len(ids)), isolate(name)
-        sentences.append(text.format(elements=elements, queue=isolate(queue), to_queue=to_queue))
+        sentences.append(text.format(elements=elements, queue=queue, to_queue=to_queue))
         if not Queue.objects.using(database()).filter(name=name).exists():
             sentences.append(new_text.format(queue=to_queue))
         sentences.append(_readers_text(name))

@@ -224,8 +224,8 @@ def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> 
     return {
         **context,
         "elements": elements[:PAGE_SIZE],
-        "previous": _page_url(request, int(page) - 1) if int(page) > 1 else "",
-        "next": _page_url(request, int(page) + 1) if len(elements) > PAGE_SIZE else "",
+        "previous": _page_url(request, page - 1) if page > 1 else "",
+        "next": _page_url(request, page + 1) if len(elements) > PAGE_SIZE else "",
         "has_dead_letters": any(element.dead_from for element in elements),
     }
 

@@ -10,10 +10,11 @@ from django.test import Client
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.models import Queue
+from psqlmessages.models import Exchange, Queue
 from psqlmessages.monitor import listing
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
+from tests.web.measured import count
 from tests.web.pages import logged_in, rule_fields
 
 ROLE = Server.owner
@@ -67,6 +68,14 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
     shown = {query: names(client, query) for query in cases}
     assert shown | {"?q=": sorted(shown["?q="])} == cases | {"?q=": sorted(everything)}
     assert shown["?q="][0] == "orders"
+    exchange = Exchange.objects.create(
+        name="X", source_queue="orders", source_namespace="elsewhere"
+    )
+    count(exchange, ("ok", -1, 1))
+    assert names(client, "?state=unread&q=o") == ["orders"]
+    Exchange.objects.update(source_namespace="default")
+    assert names(client, "?state=unread&q=o") == []
+    assert "exchange X" in client.get(LIST).text
     wrong = (
         "?sort=size", "?x=1", "?q=a&q=b", "?fragment=x", "?state=x", "?page=0", "?page=x",
         "?page=0000000019999999", f"?page=000000001{'0' * 5000}", "?page=10001",
