@@ -16,6 +16,7 @@ from tests.sql.conftest import Program, World
 from tests.sql.public import public_functions
 from tests.sql.test_hostile_settings import ARGUMENTS
 
+pytestmark = pytest.mark.versions
 # Settings of a role that make the server print. Each is tested alone: one may hide another.
 PRINTING = (
     "trace_notify", "trace_sort", "debug_print_parse", "debug_print_rewritten", "debug_print_plan",
