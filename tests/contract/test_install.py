@@ -177,6 +177,7 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(scratc
     execute(scratch, *forward)
     assert catalogue(scratch) == migrated
     backward = [sqlmigrate(name, backwards=True) for name in reversed(names)]
+    assert catalogue(scratch) == migrated
     execute(scratch, *backward)
     assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
