@@ -2,11 +2,16 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import metadata
+from itertools import product
 from pathlib import Path
 
 import psycopg
 import pytest
+import yaml
+from django import get_version
 
 from psqlmessages.exceptions import DOCS_URL, classes_by_number
 from tests.promises import find_errors, read_promises
@@ -127,6 +132,22 @@ def test_the_two_commands_of_the_readme_are_targets_of_the_makefile():
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"run", "test"} <= set(targets)
     assert re.findall(r"^\$ make (\S+)", README, re.MULTILINE) == ["run", "test"]
+
+
+def test_the_declared_versions_are_tested_in_all_combinations_that_django_allows():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    pythons, djangos, excluded = workflow["jobs"]["django"]["strategy"]["matrix"].values()
+    tested = {*product(pythons, djangos)} - {tuple(each.values()) for each in excluded}
+    assert tested == {*re.findall(r'\("(3.\d+)", "(.*?)"\)', (ROOT / "noxfile.py").read_text())}
+    declared = re.findall(r"(?:Django|Python) :: ([\d.]{2,})", str(project["classifiers"]))
+    assert declared == djangos + pythons
+    assert project["requires-python"] == f">={pythons[0]}"
+    after_last = ".".join([djangos[-1][:-2], str(int(djangos[-1][-1]) + 1)])
+    assert project["dependencies"][0] == f"django>={djangos[0]},<{after_last}"
+    allowed = re.findall(r"Python :: (3\.\d+)", str(metadata("django").get_all("Classifier")))
+    installed = {python for python, django in tested if django == get_version()[:3]}
+    assert installed == {*allowed} & {*pythons}
 
 
 def test_links_to_the_site_and_files_named_to_contributors_exist():
