@@ -151,9 +151,8 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
 
 
 def test_every_function_with_the_rights_of_its_owner_is_silent(world: World):
-    known = world.owner.query(
-        "SELECT array_agg(name || '=off') FROM pg_settings WHERE name = ANY (%s)", list(PRINTING)
-    )
+    off = "SELECT array_agg(name || '=off') FROM pg_settings WHERE name = ANY (%s)"
+    known = world.owner.query(off, list(PRINTING))
     talking = world.owner.query(
         "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
         " WHERE p.pronamespace = 'messages'::regnamespace"

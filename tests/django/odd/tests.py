@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from django.test import AsyncClient, TransactionTestCase
 from django.utils import timezone
 
-from psqlmessages.django import node, push, reserve_many
+from psqlmessages.django import node, push, push_many, reserve_many
 from psqlmessages.models import Exchange, PipelineJob, Queue, Traffic, WebIdentity
 from psqlmessages.relay import auth
 from psqlmessages.relay.asgi import websocket_application
@@ -84,8 +84,7 @@ class UnusualProject(TransactionTestCase):
     def test_pages_show_times_with_their_zone(self):
         allow_topic("ROOM")
         allow_queue("jobs")
-        for number in range(51):
-            push("jobs", number, delay=HOUR)
+        push_many("jobs", range(51), delay=HOUR)
         WebIdentity.objects.create(user=self.person, ident="odd")
         Exchange.objects.create(name="x1", source_queue="jobs")
         PipelineJob.objects.create(name="traffic", last_batch_at=timezone.now())
