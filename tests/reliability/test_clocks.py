@@ -267,8 +267,8 @@ def test_a_rest_reader_loses_nothing(wrong: World, clock: FalseClock, tmp_path, 
     with django_db_blocker.unblock(), django_on(wrong.server):
         caller = Caller(site, bearer(site, "rita", "web.rest"))
     by_rest = Reader("REST reserve", reserve, "Q", may_repeat=True)
-    site.start()
     try:
+        site.start()
         with Workload(wrong, "stream of Node", more=(by_rest,), **LIMITS) as work:
             for jump in JUMPS:
                 clock.set(jump)
