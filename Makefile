@@ -19,10 +19,12 @@ DEBIAN_15 := /usr/lib/postgresql/15/bin
 # One process of pytest more than cores, as tests also wait; each has a PostgreSQL of its own.
 PROCESSES ?= $(shell expr $$(nproc) + 1)
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile
+TESTS_OF_SQL := tests/sql tests/streams tests/queues tests/contract \
+	tests/reliability/test_prying.py tests/reliability/test_printing.py
 # Run tests of the SQL with the PostgreSQL in a folder.
 define TEST_ON
 	bin="$(1)"; \
-	if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) $(SIDE_BY_SIDE) tests/sql tests/streams tests/queues tests/contract $(2) $(ARGS); \
+	if [ -x "$$bin/postgres" ]; then POSTGRES_BIN="$$bin" $(PYTEST) $(SIDE_BY_SIDE) $(TESTS_OF_SQL) $(2) $(ARGS); \
 	else echo "Left out, as there is no PostgreSQL in $$bin (Debian 12: apt-get install postgresql-15)"; fi
 endef
 

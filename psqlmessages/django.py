@@ -48,6 +48,7 @@ __all__ = [
     "apush_many",
     "aread_stream",
     "areserve",
+    "areserve_many",
     "asend",
     "asend_many",
     "call",
@@ -375,6 +376,9 @@ def reserve_many(
     ]
 
 
+areserve_many = sync_to_async(reserve_many)
+
+
 @contextmanager
 def reserve(
     queue: str,
@@ -418,7 +422,7 @@ async def areserve(
     """Handle one element in asynchronous code; see :func:`reserve`. Opens no transaction."""
     if delay is not None:
         as_timedelta(delay, "delay")
-    jobs = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
+    jobs = await areserve_many(queue, 1, duration, ident=ident, using=using)
     job = next(iter(jobs), None)
     try:
         yield job

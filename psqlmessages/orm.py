@@ -1,14 +1,16 @@
-"""Calls on Django's own connection, in its transaction, and connection strings."""
+"""Calls on Django's own connection, in its transaction; connection strings; times with zones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.timezone import get_default_timezone, is_naive, make_aware
 from psycopg import Error, pq
 from psycopg.conninfo import make_conninfo
 
@@ -127,3 +129,8 @@ def raise_messages_error(error: DatabaseError) -> None:
         translated = translate_error(cause, is_broken=False)
         if isinstance(translated, MessagesError):
             raise translated from error
+
+
+def with_zone(time: datetime) -> datetime:
+    """Return a time that Django has read, with its zone; with USE_TZ = False, Django omits it."""
+    return make_aware(time, get_default_timezone()) if is_naive(time) else time

@@ -16,6 +16,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import column, fetch_rows
+from psqlmessages.orm import with_zone
 
 _MAX_SUGGESTIONS: Final = 20
 # Reads the first values from an index, because SELECT DISTINCT would read the whole table.
@@ -116,5 +117,6 @@ def format_time(time: datetime | None) -> str:
     """Return a time with its zone as HTML; "-" if it is None."""
     if time is None:
         return "-"
+    time = with_zone(time)
     text = date_format(localtime(time), "Y-m-d H:i:s T")
     return format_html('<time datetime="{}">{}</time>', time.isoformat(), text)

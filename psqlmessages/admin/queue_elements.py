@@ -25,6 +25,7 @@ from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
 from psqlmessages.models.names import isolate
+from psqlmessages.orm import with_zone
 from psqlmessages.wire import MAX_ID, parse_number
 
 # Queue operations of the admin. They need no rule: the web process owns the tables, so it may
@@ -195,7 +196,8 @@ def _read_page(queue: Queue, query: Any, *, may_see_bodies: bool) -> dict[str, A
     next_page = ""
     if len(elements) > PAGE_SIZE:
         last = elements[PAGE_SIZE - 1]
-        after = {"time": last["available_at"].isoformat(), "id": last["id"], "order": order}
+        time = with_zone(last["available_at"])
+        after = {"time": time.isoformat(), "id": last["id"], "order": order}
         next_page = f"?{urlencode(after)}"
     return {
         "order": order,

@@ -9,10 +9,12 @@ from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.monitor import formats, names
 from psqlmessages.monitor.access import load_access
+from psqlmessages.orm import with_zone
 
 register = template.Library()
 register.filter(formats.format_age)
 register.filter(formats.format_count)
+register.filter(with_zone)
 
 # Each page: its label, the name of its URL, and the names of the URLs of its subpages.
 _MONITOR: Final = (

@@ -38,11 +38,9 @@ def payload(text: str | None = None, **header: Any) -> str:
     | st.dictionaries(
         st.sampled_from(["Type", "From", "To", "Token", "Evt", "Ident", "Err", "Id", "Dkey"]),
         st.sampled_from(["Topic", "Rpc", "Return", "Sys", "Probe", "0", "7", ""])
-        | st.integers()
-        | st.none()
-        | st.lists(st.none()),
+        | st.integers() | st.none() | st.lists(st.none()),
     ).map(json.dumps)
-)
+)  # fmt: skip
 def test_no_notification_whatsoever_raises(raw: str):
     listening = new_listening()
     listening.feed(OURS, raw)

@@ -2,11 +2,16 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import metadata
+from itertools import product
 from pathlib import Path
 
 import psycopg
 import pytest
+import yaml
+from django import get_version
 
 from psqlmessages.exceptions import DOCS_URL, classes_by_number
 from tests.promises import find_errors, read_promises
@@ -104,14 +109,12 @@ def answers(program: Program, statement: str) -> list[str]:
 
 
 def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: World):
-    table = re.findall(
-        r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "reference/errors.md").read_text(), re.MULTILINE
-    )
+    page = (DOCS / "reference/errors.md").read_text()
+    table = re.findall(r"^\| (\d+) \| (.*?) \| (\w+) \|", page, re.MULTILINE)
     live = world.execute("SELECT number, errstr FROM messages.errors").fetchall()
     assert [(int(number), text) for number, text, _ in table] == live
-    assert {int(number): name for number, _, name in table} == {
-        number: error.__name__ for number, error in classes_by_number.items()
-    }
+    names = {number: error.__name__ for number, error in classes_by_number.items()}
+    assert {int(number): name for number, _, name in table} == names
 
 
 def test_the_sql_example_of_the_readme_pushes_and_takes(world: World):
@@ -143,3 +146,19 @@ def test_links_to_the_site_and_files_named_to_contributors_exist():
 def test_each_promise_stands_in_the_docs_and_has_a_test():
     assert len(read_promises()) > 400
     assert find_errors() == []
+
+
+def test_the_declared_versions_are_tested_in_all_combinations_that_django_allows():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
+    pythons, djangos, excluded = workflow["jobs"]["django"]["strategy"]["matrix"].values()
+    tested = {*product(pythons, djangos)} - {tuple(each.values()) for each in excluded}
+    assert tested == {*re.findall(r'\("(3.\d+)", "(.*?)"\)', (ROOT / "noxfile.py").read_text())}
+    declared = re.findall(r"(?:Django|Python) :: ([\d.]{2,})", str(project["classifiers"]))
+    assert declared == djangos + pythons
+    assert project["requires-python"] == f">={pythons[0]}"
+    after_last = ".".join([djangos[-1][:-2], str(int(djangos[-1][-1]) + 1)])
+    assert project["dependencies"][0] == f"django>={djangos[0]},<{after_last}"
+    allowed = re.findall(r"Python :: (3\.\d+)", str(metadata("django").get_all("Classifier")))
+    installed = {python for python, django in tested if django == get_version()[:3]}
+    assert installed == {*allowed} & {*pythons}

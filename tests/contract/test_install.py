@@ -177,6 +177,7 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(scratc
     execute(scratch, *forward)
     assert catalogue(scratch) == migrated
     backward = [sqlmigrate(name, backwards=True) for name in reversed(names)]
+    assert catalogue(scratch) == migrated
     execute(scratch, *backward)
     assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
@@ -332,9 +333,8 @@ def test_no_function_has_a_fault(database: Database):
 
 
 def test_the_public_functions_and_views_are_those_of_the_grants(database: Database):
-    public = value(
-        database, f"SELECT array_agg(proname::text) FROM ({FUNCTIONS}) AS f WHERE NOT is_private"
-    )
+    names = f"SELECT array_agg(proname::text) FROM ({FUNCTIONS}) AS f WHERE NOT is_private"
+    public = value(database, names)
     assert {*public, *VIEWS, *TABLES} == GRANTED
 
 
@@ -356,6 +356,5 @@ def test_the_models_of_tables_made_by_a_script_have_their_columns(database: Data
         ]  # fmt: skip
         assert value(database, COLUMNS, table) == [" ".join(filter(None, each)) for each in words]
         key = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p'"
-        assert value(database, f"{key} AND conrelid = %s::regclass", table) == (
-            f"PRIMARY KEY ({', '.join(model._meta.pk.field_names)})"
-        )
+        primary = f"PRIMARY KEY ({', '.join(model._meta.pk.field_names)})"
+        assert value(database, f"{key} AND conrelid = %s::regclass", table) == primary

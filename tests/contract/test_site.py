@@ -38,9 +38,8 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Quiet, directory=site)
-    ) as server:
+    handler = partial(Quiet, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()

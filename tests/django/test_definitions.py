@@ -133,10 +133,9 @@ def test_invalid_documents_and_rules_are_refused_with_number_and_field():
     without = {name: value for name, value in RULE.items() if name != "mode"}
     assert faults_of(without) == ["Rule 1, mode: it is missing."]
     assert faults_of(RULE, {**RULE, "mode": "W"}) == ["Rule 2 has the same names as rule 1."]
+    fault = "Web identity 1, user: Name either a user or a group, not both."
     for who in ({"group": "g"}, {"user": None}):
-        assert faults_of(web_identities=[{**IDENTITY, **who}]) == [
-            "Web identity 1, user: Name either a user or a group, not both."
-        ]
+        assert faults_of(web_identities=[{**IDENTITY, **who}]) == [fault]
     told = faults_of(*[1] * 50)
     assert (len(told), told[-1]) == (21, "And 30 more.")
 

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group, User
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
@@ -32,6 +32,7 @@ from psqlmessages.checks import check_databases
 from psqlmessages.django import (
     ReservedElement,
     areserve,
+    areserve_many,
     asend,
     call,
     node,
@@ -91,9 +92,8 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
 
 def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, caplog, monkeypatch):
     # The project's logger repeats a message only every ten seconds.
-    monkeypatch.setattr(
-        "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
-    )
+    log = RateLimitedLogger(logging.getLogger("psqlmessages"))
+    monkeypatch.setattr("psqlmessages.django._log", log)
     with caplog.at_level(logging.WARNING, "psqlmessages"), transaction.atomic():
         assert send("ORDERS", "unheard") is False
         Group.objects.create(name="order 3")
@@ -158,7 +158,8 @@ def test_missing_settings_are_named(shop: World, settings: Settings):
 def test_the_asynchronous_functions_take_the_same_arguments():
     functions = {name: getattr(psqlmessages.django, name) for name in psqlmessages.django.__all__}
     twins = [name for name in functions if f"a{name}" in functions]
-    assert len(twins) == 10
+    alone = {"node", "on_rpc", "on_topic", "rules"}  # they do not wait for PostgreSQL
+    assert {*functions} == {*twins, *map("a{}".format, twins), *alone}
     for name in twins:
         parameters = [inspect.signature(functions[each]).parameters for each in (name, f"a{name}")]
         assert parameters[0] == parameters[1], name
@@ -297,9 +298,7 @@ class EuroEncoder(json.JSONEncoder):
         return f"{o} EUR" if isinstance(o, Decimal) else super().default(o)
 
 
-def test_the_encoder_of_the_settings_converts_types_that_json_lacks(
-    stored: World, settings: Settings
-):
+def test_the_encoder_of_the_settings_converts_types_that_json_lacks(stored: World, settings):
     popped = partial(async_to_sync(psqlmessages.django.apop), "orders", 9)
     values = [
         Decimal("1.10"), date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC),
@@ -396,7 +395,7 @@ def test_a_commit_with_the_effect_is_done_once(stored: World):
 
 def test_a_rollback_tells_whether_the_element_became_a_dead_letter(stored: World):
     async def settle() -> list[bool]:
-        first, second, third = await sync_to_async(reserve_many)("failing", 3)
+        first, second, third = await areserve_many("failing", 3)
         await first.arenew(60)
         await third.acommit()
         return [await first.arollback(delay=0), await second.arollback()]

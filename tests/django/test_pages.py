@@ -90,9 +90,8 @@ import {modules}
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    ignored = shutil.ignore_patterns(
-        ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
-    )
+    names = ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
+    ignored = shutil.ignore_patterns(*names)
     shutil.copytree(ROOT, folder / "source", ignore=ignored)
     build = "import setuptools.build_meta as b; print(b.build_sdist('..'))"
     run = [sys.executable, "-W", "ignore", "-c", build]

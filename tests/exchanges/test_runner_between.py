@@ -13,7 +13,6 @@ import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.test import AsyncClient
-from pytest_django import Settings
 
 from psqlmessages.django import push
 from psqlmessages.exchanges.engine import remote
@@ -92,9 +91,7 @@ class ToEu:
         return "eu" if model._meta.app_label == "psqlmessages" else None
 
 
-def test_the_setting_database_chooses_the_database_of_all_parts(
-    wide_field: Field, settings: Settings
-):
+def test_the_setting_database_chooses_the_database_of_all_parts(wide_field: Field, settings):
     eu = wide_field.beds["eu"]
     settings.PSQLMESSAGES = {"NODE": "W", "DATABASE": "eu"}
     allow_topic("ROOM")

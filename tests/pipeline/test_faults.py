@@ -122,9 +122,7 @@ def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]
     return lost, sum(len(each) - len(set(each)) for each in found.values())
 
 
-def test_killed_drivers_neither_lose_nor_double_rows(
-    world: World, tmp_path: Path, monkeypatch, request: pytest.FixtureRequest
-):
+def test_killed_drivers_neither_lose_nor_double_rows(world: World, tmp_path, monkeypatch, request):
     """One of all kills at each push; a task fails too, once for each query."""
     if not IS_FULL:
         request.getfixturevalue("spark")

@@ -27,13 +27,14 @@ PAGE = ROOT / "docs/explanation/reliability.md"
 BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
 
 
-def update_page(new: list[dict[str, Any]]) -> None:
-    """Replace the rows of the same cases in the table; group the rows by fault."""
+def update_page(new: list[dict[str, Any]], *, is_complete: bool) -> None:
+    """Put counts into the table, grouped by fault; after a complete run, drop all other rows."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     table, _, after = rest.partition(END)
     head, rows = table.splitlines(keepends=True)[:2], table.splitlines()[2:]
     counts = {tuple(row.split(" | ")[:2]): row.split(" | ")[2] for row in rows}
-    counts |= {(f"| {e['fault']}", e["case"]): f"{format_counts(e['counts'])} |" for e in new}
+    found = {(f"| {e['fault']}", e["case"]): f"{format_counts(e['counts'])} |" for e in new}
+    counts = {case: counts[case] for case in counts if case in found or not is_complete} | found
     faults = list(dict.fromkeys(fault for fault, _ in counts))
     lines = [" | ".join((*case, counts[case])) + "\n" for case in counts]
     lines.sort(key=lambda line: faults.index(line.split(" | ")[0]))
@@ -49,7 +50,8 @@ def main() -> int:
     if status != 0:
         print(f"A test failed, so {PAGE.name} is unchanged. The counts of this run: {counts}")
         return status
-    update_page([json.loads(line) for line in counts.read_text().splitlines()])
+    found = [json.loads(line) for line in counts.read_text().splitlines()]
+    update_page(found, is_complete=not sys.argv[1:])
     counts.unlink()
     return 0
 

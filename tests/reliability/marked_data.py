@@ -89,10 +89,9 @@ class MarkedData:
         self.leaked: list[str] = []
         self._fill("")
         self._fill(mark)
+        values = {"mark": mark, "selector": f"b == {json.dumps(mark)}"}
         for statement in INSERTS:
-            world.owner.connection.execute(
-                statement, {"mark": mark, "selector": f"b == {json.dumps(mark)}"}
-            )
+            world.owner.connection.execute(statement, values)
         self.before = self.rows()
 
     def empty(self) -> None:

@@ -14,6 +14,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -22,10 +23,12 @@ from psqlmessages import Node
 from tests.conftest import TestedServer
 from tests.django.processes import talking
 from tests.reliability.counts import report, size
-from tests.reliability.faults import until
+from tests.reliability.faults import django_on, until
 from tests.reliability.node_spawner import count_crashes
-from tests.reliability.workload import LOSSLESS, Workload
+from tests.reliability.workload import LOSSLESS, Reader, Workload
+from tests.rest.callers import Caller, at, bearer
 from tests.sql.conftest import Program, World
+from tests.web.site import Site
 
 SOURCE = Path(__file__).with_name("false_time.c")
 
@@ -246,6 +249,33 @@ def test_work_continues_and_crashes_are_reported_once(wrong: World, clock: False
     # W, P, READER, DYING and each reader that is a node: no session was ended wrongly.
     assert clients == 4 + len(work.nodes)
     assert all(node.counters.reconnects == 0 for node in work.nodes.values())
+
+
+@pytest.mark.nightly  # a site is started; the workload above runs at each push
+def test_a_rest_reader_loses_nothing(wrong: World, clock: FalseClock, tmp_path, django_db_blocker):
+    def reserve(work: Workload, reader: Reader) -> None:
+        reader.is_ready.set()
+        while not work.must_stop.is_set():
+            answer = caller.take("Q", to=2, reserve=True, duration=30)
+            if answer.status != 504:
+                reader.numbers.append(int(answer.data))
+                # Ignore the status 404: a jump has ended the lease.
+                caller.call("PATCH", at("Q", "commit", quote(answer.lease, safe="")))
+
+    wrong.rules(f"{Server.owner} web.* Queue * R 3600")
+    site = Site(wrong.server, tmp_path, {})
+    with django_db_blocker.unblock(), django_on(wrong.server):
+        caller = Caller(site, bearer(site, "rita", "web.rest"))
+    by_rest = Reader("REST reserve", reserve, "Q", may_repeat=True)
+    try:
+        site.start()
+        with Workload(wrong, "stream of Node", more=(by_rest,), **LIMITS) as work:
+            for jump in JUMPS:
+                clock.set(jump)
+                work.wait_for_writes(size(20, 100))
+    finally:
+        site.stop()
+    work.report(FAULT, "the server's clock, the same: a reader by REST", jumps=len(JUMPS))
 
 
 def crashes_until(event: str, node: Node) -> int:

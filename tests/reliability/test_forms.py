@@ -138,9 +138,8 @@ def starts() -> list[str]:
     for model in MODELS:
         addresses.append(reverse(f"admin:psqlmessages_{model}_changelist"))
         addresses.append(reverse(f"admin:psqlmessages_{model}_add"))
-    addresses += [
-        reverse("psqlmessages:monitor_topic", args=[topic.name]) for topic in Topic.objects.all()
-    ]
+    topics = Topic.objects.values_list("name", flat=True)
+    addresses += [reverse("psqlmessages:monitor_topic", args=[topic]) for topic in topics]
     return addresses
 
 

@@ -8,7 +8,6 @@ import psycopg
 import pytest
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, connection, transaction
-from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages import Message
@@ -39,9 +38,7 @@ NOBODY_IDLES = """
 
 
 @pytest.fixture
-def shop(
-    transactional_db: None, settings: Settings, own_world: World, monkeypatch
-) -> Iterator[World]:
+def shop(transactional_db: None, settings, own_world: World, monkeypatch) -> Iterator[World]:
     """The project on the module's server; handlers are retried immediately."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
     for name in ("MIN_RETRY_DELAY", "MAX_RETRY_DELAY", "LISTEN_INTERVAL"):

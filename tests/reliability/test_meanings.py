@@ -10,9 +10,8 @@ from tests.reliability.counts import report, size
 from tests.sql.conftest import World
 
 FAULT = "hostile names"
-few = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+few = settings(deadline=None, suppress_health_check=SUPPRESSED)
 # Prefixes of each other, letters that look alike or take several bytes, and syntax of SQL.
 LETTERS = "aaab*%_\\.'é漢🐘\u0301\n "
 TEXT = st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
@@ -40,6 +39,5 @@ def test_a_pattern_means_the_same_names_everywhere(world: World):
     # The number of patterns of a long name is limited.
     name = "x" * 2_000
     assert len(patterns(name)) == NAME_CHARACTERS + 2
-    assert sorted(patterns(name)) == sorted(
-        world.owner.query("SELECT messages._patterns(%s)", name)
-    )
+    of_sql = world.owner.query("SELECT messages._patterns(%s)", name)
+    assert sorted(patterns(name)) == sorted(of_sql)

@@ -16,6 +16,7 @@ from tests.sql.conftest import Program, World
 from tests.sql.public import public_functions
 from tests.sql.test_hostile_settings import ARGUMENTS
 
+pytestmark = pytest.mark.versions
 # Settings of a role that make the server print. Each is tested alone: one may hide another.
 PRINTING = (
     "trace_notify", "trace_sort", "debug_print_parse", "debug_print_rewritten", "debug_print_plan",
@@ -150,9 +151,8 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
 
 
 def test_every_function_with_the_rights_of_its_owner_is_silent(world: World):
-    known = world.owner.query(
-        "SELECT array_agg(name || '=off') FROM pg_settings WHERE name = ANY (%s)", list(PRINTING)
-    )
+    off = "SELECT array_agg(name || '=off') FROM pg_settings WHERE name = ANY (%s)"
+    known = world.owner.query(off, list(PRINTING))
     talking = world.owner.query(
         "SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc AS p"
         " WHERE p.pronamespace = 'messages'::regnamespace"

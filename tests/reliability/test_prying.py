@@ -133,6 +133,7 @@ def columns_of(marked: MarkedData, views: list[str]) -> list[tuple[str, str]]:
     return marked.world.owner.connection.execute(COLUMNS, [views]).fetchall()
 
 
+@pytest.mark.versions
 def test_no_relation_shows_data_of_others(marked: MarkedData, attacker: Program, tmp_path: Path):
     relations = [name for (name,) in marked.world.owner.connection.execute(RELATIONS)]
     statements = [
@@ -168,6 +169,7 @@ def test_no_relation_shows_data_of_others(marked: MarkedData, attacker: Program,
         assert any(f"leaked {MARK}" in message for message in traced.find([MARK]))
 
 
+@pytest.mark.versions
 def test_no_plan_shows_private_relations(marked: MarkedData, attacker: Program, stranger: Program):
     owner = marked.world.owner.connection
     private = {
@@ -202,6 +204,7 @@ def test_no_plan_shows_private_relations(marked: MarkedData, attacker: Program, 
     assert leaks == []
 
 
+@pytest.mark.versions
 def test_private_relations_are_unlockable(marked: MarkedData, attacker: Program, stranger: Program):
     owner = marked.world.owner.connection
     ours = [name for (name,) in owner.execute(RELATIONS) if name.startswith(OURS)]

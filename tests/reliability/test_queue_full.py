@@ -352,9 +352,8 @@ STANDBY = "ALTER SYSTEM {} synchronous_standby_names{}"
 
 def test_doctor_names_a_listener_that_does_not_read(world: World, examined: Callable[..., Finding]):
     filler = world.superuser()
-    with psycopg.connect(
-        world.server.superuser_url, application_name="forgetful", autocommit=True
-    ) as it:
+    url = world.server.superuser_url
+    with psycopg.connect(url, application_name="forgetful", autocommit=True) as it:
         it.execute("LISTEN filling")
         pid = it.info.backend_pid
 

@@ -369,9 +369,8 @@ def newer(own_world: World) -> Iterator[World]:
     yield own_world
     for signature, *_ in functions:
         older = signature.replace("messages.", "older.", 1)
-        connection.execute(
-            f"DROP FUNCTION {newer_of(signature)}; ALTER FUNCTION {older} SET SCHEMA messages"
-        )
+        connection.execute(f"DROP FUNCTION {newer_of(signature)}")
+        connection.execute(f"ALTER FUNCTION {older} SET SCHEMA messages")
     connection.execute("DROP SCHEMA older; RESET ROLE")
 
 

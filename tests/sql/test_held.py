@@ -56,14 +56,13 @@ def listeners(world: World) -> list[Program]:
 
 @pytest.mark.parametrize("call", [("evaluate",), PUSH])
 @pytest.mark.parametrize(
-    ("act", "later"),
-    [
+    ("act", "later"), [
         ("UPDATE messages.auth SET timeout = 20 WHERE ident = 'B'", "B"),
         ("UPDATE psqlmessages_queue SET key_timeout = 60", ""),
         ("LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE", "BC"),
         ("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE", "BC"),
     ],
-)
+)  # fmt: skip
 def test_crashes_with_locked_rows_are_reported_later_than_others(
     world: World, listeners: list[Program], call: tuple[str, ...], act: str, later: str
 ):

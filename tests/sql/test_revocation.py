@@ -194,18 +194,14 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        ("subscribe", "BAD", "T", 60),
-        ("subscribe_from", "BAD", ["T"], [0], 60),
-        ("push", "BAD", "NEW", "from BAD"),
-        ("queue_listen", "BAD", "NEW"),
+    "call", [
+        ("subscribe", "BAD", "T", 60), ("subscribe_from", "BAD", ["T"], [0], 60),
+        ("push", "BAD", "NEW", "from BAD"), ("queue_listen", "BAD", "NEW"),
         ("push", "BAD", "Q", "from BAD", None, None, None, None, 0, "key"),
         ("publish_staged", "BAD", "T", "query", 1, [UUID(int=1)], 1),
         ("push_staged", "BAD", "Q", "query", 1, [UUID(int=1)], 1),
-    ],
-    ids=lambda call: " ".join(map(str, call[:3:2])),
-)
+    ], ids=lambda call: " ".join(map(str, call[:3:2])),
+)  # fmt: skip
 def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple[Any, ...]):
     world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
     sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")

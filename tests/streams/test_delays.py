@@ -168,9 +168,8 @@ class Calls:
         self.victim.ok("publish", "V", "T", "old")
         self.victim.got("V", "T")
         self.world.kill(self.node)
-        self.world.execute(
-            "UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'"
-        )
+        long_ago = "maintained_at = 'epoch', switched_at = 'epoch'"
+        self.world.execute(f"UPDATE messages._stream SET {long_ago}")
 
     def make(self) -> None:
         """Make all calls, to an own topic and queue and to shared ones."""
@@ -248,9 +247,8 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
     calls.let_housekeeping_be_due()
     temporary.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
     ended = background.submit(temporary.connection.execute, "COMMIT")
-    world.wait_for(
-        "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted", temporary.pid
-    )
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted"
+    world.wait_for(waits, temporary.pid)
     calls.make()
     other.execute("ROLLBACK")
     ended.result()

@@ -49,15 +49,12 @@ def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: Wor
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        ("subscribe", ("SUB", "T", 60)),
-        ("subscribe_from", ("SUB", ["T"], [0], 60)),
-        ("publish", ("PUB", "NEW.1", "x")),
-        ("publish_many", ("PUB", "NEW.1", ["x"])),
+    ("function", "arguments"), [
+        ("subscribe", ("SUB", "T", 60)), ("subscribe_from", ("SUB", ["T"], [0], 60)),
+        ("publish", ("PUB", "NEW.1", "x")), ("publish_many", ("PUB", "NEW.1", ["x"])),
         ("publish_staged", ("PUB", "NEW.1", "query", 0, [], 0)),
     ],
-)
+)  # fmt: skip
 def test_a_first_call_is_refused_if_its_rule_is_removed_meanwhile(
     stream: Stream, world: World, function: str, arguments: tuple[object, ...]
 ):
@@ -174,13 +171,11 @@ def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: Wo
 
 
 @pytest.mark.parametrize(
-    ("act", "arguments", "error"),
-    [
-        ("topic_listen", ["NEW.1"], "0"),
-        ("publish", ["SUB", "NEW.1", "y"], "0"),
+    ("act", "arguments", "error"), [
+        ("topic_listen", ["NEW.1"], "0"), ("publish", ["SUB", "NEW.1", "y"], "0"),
         ("subscribe", ["SUB", "NEW.1", 60], "9"),
     ],
-)
+)  # fmt: skip
 def test_waiting_for_the_removal_of_a_topic_creates_it_again_or_fails(
     stream: Stream, world: World, act: str, arguments: list[object], error: str
 ):

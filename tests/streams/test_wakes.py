@@ -59,14 +59,13 @@ def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World
 
 
 @pytest.mark.parametrize(
-    ("loss", "gain"),
-    [
+    ("loss", "gain"), [
         ("UPDATE messages.auth SET mode = 'W'", "UPDATE messages.auth SET mode = 'R'"),
         ("UPDATE messages.auth SET dest = 'ELSE'", "UPDATE messages.auth SET dest = 'T*'"),
         ("UPDATE messages.auth SET role = 'user2'", "UPDATE messages.auth SET role = 'user3'"),
         ("REVOKE team FROM user3", "GRANT team TO user3"),
     ],
-)
+)  # fmt: skip
 def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, loss: str, gain: str):
     world.rules("team NODE Topic T R 5", "user3 NODE Topic OTHER R 5")
     of_rule = " WHERE ident = 'NODE' AND dest <> 'OTHER'" if "messages.auth" in loss else ""

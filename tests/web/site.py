@@ -142,14 +142,9 @@ class Site:
     # Its users
 
     def user(
-        self,
-        username: str,
-        *,
-        idents: Iterable[str] = (),
-        groups: Iterable[str] = (),
-        permissions: Iterable[str] = (),
-        **fields: Any,
-    ) -> User:
+        self, username: str, *, idents: Iterable[str] = (), groups: Iterable[str] = (),
+        permissions: Iterable[str] = (), **fields: Any,
+    ) -> User:  # fmt: skip
         """Make a user, or find the one of that name; the password is `PASSWORD`.
 
         `idents`: the nodes the user may be. `permissions`: "psqlmessages.view_monitor".

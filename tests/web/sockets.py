@@ -24,16 +24,9 @@ class Visitor:
     """A WebSocket of a site: it sends requests, and keeps other frames that arrive."""
 
     def __init__(
-        self,
-        site: Site,
-        *,
-        cookie: str = "",
-        token: str = "",
-        origin: str | None = "",
-        path: str = "/ws/node/",
-        headers: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
+        self, site: Site, *, cookie: str = "", token: str = "", origin: str | None = "",
+        path: str = "/ws/node/", headers: Mapping[str, str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         self.cookie = cookie
         headers = dict(headers or {})
         if cookie:

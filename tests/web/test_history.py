@@ -2,20 +2,27 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from django.core.signals import request_started
 from django.test import Client
+from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from psqlmessages.client.connection import AsyncConnection
+from psqlmessages.client.refused_calls import NeededRule
 from psqlmessages.models import Element, HistoryPeriod, QueueMinute, TopicMinute
-from psqlmessages.monitor import minute_writer
+from psqlmessages.monitor import minute_writer, refused_writer
 from psqlmessages.monitor.minute_writer import LOCK_IDS, MinuteWriter
+from psqlmessages.monitor.observer import get_observer
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.asgi import websocket_application
+from psqlmessages.relay.hub import get_hub
+from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
 from tests.web.browser import MONITOR_RULE
 from tests.web.pages import logged_in
@@ -123,3 +130,18 @@ def test_an_http_request_starts_the_writer(monkeypatch):
     websocket_application()
     request_started.send(None)
     assert started == [1]
+
+
+def test_all_sessions_use_the_setting_direct_database(settings: Settings, monkeypatch):
+    async def open_sessions() -> list[str]:
+        refused = Counter([NeededRule("n", "Topic", "T", "W")])
+        writing = MinuteWriter()._write_while_locked(), refused_writer._write(refused)
+        await asyncio.gather(*writing, return_exceptions=True)
+        return [get_hub()._dsn, get_observer()._reader._dsn]
+
+    connect = AsyncMock(side_effect=OSError)
+    monkeypatch.setattr(AsyncConnection, "connect", connect)
+    settings.PSQLMESSAGES = {"DIRECT_DATABASE": "sessions"}
+    with namespace("sessions", NAME="unpooled"):
+        found = asyncio.run(open_sessions()) + [call.args[0] for call in connect.await_args_list]
+    assert [conninfo_to_dict(each)["dbname"] for each in found] == ["unpooled"] * 4

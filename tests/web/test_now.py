@@ -147,9 +147,7 @@ def read(client: Client, **headers: str) -> list[dict[str, Any]]:
     return response.json()["problems"]
 
 
-def test_each_problem_is_found_alone_with_a_cure(
-    quiet: World, settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client, monkeypatch):
     token = {"Authorization": f"Bearer {TOKEN}"}
     viewer = logged_in("view_monitor", "view_queue", "view_subscription", "view_client")
     wrong = []

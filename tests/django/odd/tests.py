@@ -1,15 +1,18 @@
 """Tests of this project; `tests/django/test_pages.py` runs them."""
 
+import re
 from datetime import timedelta
 
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.contrib.admin import site
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import AsyncClient, TransactionTestCase
+from django.utils import timezone
 
-from psqlmessages.django import push, reserve_many
-from psqlmessages.models import WebIdentity
+from psqlmessages.django import node, push, push_many, reserve_many
+from psqlmessages.models import Exchange, PipelineJob, Queue, Traffic, WebIdentity
 from psqlmessages.relay import auth
 from psqlmessages.relay.asgi import websocket_application
 from psqlmessages.rest.auth import token_for
@@ -77,6 +80,33 @@ class UnusualProject(TransactionTestCase):
         with transaction.atomic():
             (element,) = reserve_many("jobs", 1)
         assert element.body == {"a": 1}
+
+    def test_pages_show_times_with_their_zone(self):
+        allow_topic("ROOM")
+        allow_queue("jobs")
+        push_many("jobs", range(51), delay=HOUR)
+        WebIdentity.objects.create(user=self.person, ident="odd")
+        Exchange.objects.create(name="x1", source_queue="jobs")
+        PipelineJob.objects.create(name="traffic", last_batch_at=timezone.now())
+        window = dict.fromkeys((field.name for field in Traffic._meta.fields[1:]), 60)
+        Traffic.objects.create(**window | {"starts_at": timezone.now()})
+        self.client.force_login(self.person)
+        names = "queues/jobs/", "streams/ROOM/", "nodes/odd/", "stored/?topic=ROOM"
+        pages = [f"/monitor/{name}" for name in names]
+        with node("odd") as reader:
+            reader.subscribe("ROOM")
+            reader.publish("ROOM", "hello")
+            for model in (each for each in site._registry if each.__module__.startswith("psql")):
+                pages.append(f"/admin/psqlmessages/{model._meta.model_name}/")
+                pages.append(f"{pages[-1]}{model.objects.all()[0].pk}/change/")
+            pages.append(f"/admin/psqlmessages/queue/{Queue.objects.get().pk}/elements/")
+            (link,) = re.findall('"([?]time=.*?)"', self.client.get(pages[-1]).content.decode())
+            pages.append(pages[-1] + link.replace("&amp;", "&"))
+            texts = [self.client.get(page).content.decode() for page in pages]
+        times = [re.findall('<time datetime="(.*?)"', text) for text in texts]
+        assert all(time.endswith("+05:45") for found in times for time in found), times
+        assert all(times[:4]), times
+        assert len(times[-1]) == 3, "the second page has the last element only"
 
     def test_a_router_keeps_the_functions_out_of_other_databases(self):
         for target in ((), ("zero",)):

@@ -60,18 +60,15 @@ def consume(either: Any) -> Consume:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "options", "numbers"),
-    [
-        ([0, 0, 0, 0], {}, [4, 4, 4, 4]),
-        ([0, 0, 0, 0], {"batch": 2}, [4, 4, 2, 2]),
-        ([0.06] * 4, {}, [4, 4, 2, 2]),
-        ([0.1] * 4, {}, [4, 3, 2, 1]),
+    ("seconds", "options", "numbers"), [
+        ([0, 0, 0, 0], {}, [4, 4, 4, 4]), ([0, 0, 0, 0], {"batch": 2}, [4, 4, 2, 2]),
+        ([0.06] * 4, {}, [4, 4, 2, 2]), ([0.1] * 4, {}, [4, 3, 2, 1]),
         ([0, 0, 0, 0], {"group": NOW}, [4, 3, 2, 1]),
         ([0.6] * 4, {"group": HOURS, "duration": timedelta(seconds=10)}, [4, 4, 2, 2]),
         ([9.2, 0, 0, 0], {"group": SOON, "duration": timedelta(seconds=10)}, [4, 3, 2, 1]),
     ],
     ids=["batch", "two batches", "quick", "slow", "no group", "tenth of a lease", "end of a lease"],
-)
+)  # fmt: skip
 def test_finished_work_is_committed_in_groups(
     queues: World, writer: Node, consume: Consume, monkeypatch,
     seconds: list[float], options: dict[str, Any], numbers: list[int],

@@ -56,9 +56,8 @@ def test_json_and_idle_seconds(server: TestedServer, subscribed: World, writer: 
     subscribe = ["--dsn", server.url("user2"), *SUBSCRIBE]
     assert main([*subscribe, "--json", "--idle", "0"]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(m["id"], m["topic"], m["sender"]) for m in printed[:2]] == [
-        (answer.id, "NEWS", "WRITER") for answer in answers
-    ]
+    published = [(answer.id, "NEWS", "WRITER") for answer in answers]
+    assert [(m["id"], m["topic"], m["sender"]) for m in printed[:2]] == published
     assert [m.get("body") for m in printed] == [{"id": 1}, "AA==", None]
     assert printed[1]["enc"] == "b64"
     assert "is malformed" in printed[2]["error"]
