@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import dedent
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -21,19 +23,9 @@ from tests.migrated_cluster import LOGIN_ROLES
 # Debian's package puts it where an ordinary user's PATH does not look.
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
-CONFIGURATION = """
-[databases]
-* = host=127.0.0.1 port={server_port}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = scram-sha-256
-auth_file = {folder}/users.txt
-pool_mode = {pool_mode}
-default_pool_size = {pool_size}
-logfile = {folder}/log
-"""
+# The configuration of the page.
+PAGE = (Path(__file__).parents[2] / "docs/how-to/pgbouncer.md").read_text()
+CONFIGURATION = dedent(PAGE.split("```ini\n")[1].split("```")[0])
 
 
 @contextmanager
@@ -47,13 +39,18 @@ def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Itera
     port = free_port()
     passwords = server.server.home.passwords
     roles = (*LOGIN_ROLES, server.server.owner)
-    configuration = CONFIGURATION.format(
-        server_port=url.port, port=port, folder=folder, pool_mode=pool_mode, pool_size=pool_size
-    )
+    configuration = ConfigParser()
+    configuration.read_string(CONFIGURATION)
+    configuration["databases"] = {"*": f"host=127.0.0.1 port={url.port}"}
+    configuration["pgbouncer"].update({
+        "listen_port": str(port), "unix_socket_dir": "", "auth_file": f"{folder}/users.txt",
+        "pool_mode": pool_mode, "default_pool_size": str(pool_size), "logfile": f"{folder}/log",
+    })  # fmt: skip
     try:
         users = "".join(f'"{role}" "{passwords.get(role)}"\n' for role in roles)
         (folder / "users.txt").write_text(users)
-        (folder / "pgbouncer.ini").write_text(configuration)
+        with (folder / "pgbouncer.ini").open("w") as file:
+            configuration.write(file)
         with run(folder):
             netloc = url.netloc.replace(f":{url.port}", f":{port}")
             address = urlunsplit(url._replace(netloc=netloc))

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route
+from django.template import Context, Template
+from playwright.sync_api import Page, Route, expect
 
 from project.postgres import Server
 from psqlmessages import Node
@@ -280,3 +281,21 @@ def test_the_examples_of_the_pages_run_as_they_stand(visitors: Visitors, site: S
         worker.stop()
     with page.expect_console_message(lambda said: "JSHandle" in said.text or "op" in said.text):
         page.evaluate(example("monitor"))
+
+
+def test_the_documented_page_shows_live_prices(visitors: Visitors, site: Site, relay: World):
+    relay.rules(f"{Server.owner} web/* Topic PRICES R 60", "user2 SHOP Topic PRICES W 60")
+    site.user("alice", idents=["web/alice/*"])
+    text = (ROOT / "docs/reference/relay.md").read_text()
+    html, code = re.findall(r"```(?:html|javascript)\n(.*?)```", text, re.DOTALL)
+    shown = Template(html).render(Context({"request": {"user": {"get_username": "alice"}}}))
+    page = visitors("alice")
+    page.route("**/prices/", lambda route: route.fulfill(body=shown, content_type="text/html"))
+    page.route(
+        "**/prices.js", lambda route: route.fulfill(body=code, content_type="text/javascript")
+    )
+    page.goto("/prices/")
+    relay.wait_for("SELECT listeners <> '{}' FROM messages.topics WHERE topic = 'PRICES'")
+    price = '{"article": "apple", "price": "0.30"}'
+    relay.program("user2").ok("topic_send_as", "SHOP", "PRICES", price, None, "json")
+    expect(page.locator("#prices li")).to_have_text("apple: 0.30")
