@@ -13,15 +13,11 @@ from textwrap import dedent
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-import pytest
 
 from project.postgres.ports import free_port
-from tests.conftest import TestedServer
+from tests.conftest import TestedServer, installed
 from tests.django.waiting import wait_until
 from tests.migrated_cluster import LOGIN_ROLES
-
-# Debian's package puts it where an ordinary user's PATH does not look.
-PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 # The configuration of the page.
 PAGE = (Path(__file__).parents[2] / "docs/how-to/pgbouncer.md").read_text()
@@ -31,8 +27,8 @@ CONFIGURATION = dedent(PAGE.split("```ini\n")[1].split("```")[0])
 @contextmanager
 def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Iterator[str]:
     """Yield the address of the test database behind a PgBouncer, for the owner."""
-    if PROGRAM is None:
-        pytest.skip("no pgbouncer here: apt-get install pgbouncer")
+    # Debian's package puts it where an ordinary user's PATH does not look.
+    program = installed("pgbouncer", "/usr/sbin/pgbouncer")
     url = urlsplit(server.url())
     # Not under pytest's folders, which are closed to other users: it refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
@@ -51,7 +47,7 @@ def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Itera
         (folder / "users.txt").write_text(users)
         with (folder / "pgbouncer.ini").open("w") as file:
             configuration.write(file)
-        with run(folder):
+        with run(program, folder):
             netloc = url.netloc.replace(f":{url.port}", f":{port}")
             address = urlunsplit(url._replace(netloc=netloc))
             wait_until(lambda: takes_connections(address))
@@ -61,13 +57,13 @@ def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Itera
 
 
 @contextmanager
-def run(folder: Path) -> Iterator[None]:
+def run(program: str, folder: Path) -> Iterator[None]:
     user = None
     if os.geteuid() == 0:
         user = pwd.getpwnam("nobody").pw_uid
         for path in (folder, *folder.iterdir()):
             os.chown(path, user, -1)
-    process = subprocess.Popen([PROGRAM or "", "--quiet", str(folder / "pgbouncer.ini")], user=user)
+    process = subprocess.Popen([program, "--quiet", str(folder / "pgbouncer.ini")], user=user)
     try:
         yield
     finally:

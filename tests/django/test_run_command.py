@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from django.core.management import CommandError, ManagementUtility, call_command
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, CallTimeout, NotConnected
 from tests.client.proxy import Proxy
+from tests.conftest import installed
 from tests.django.processes import ROOT, manage, run_python, start
 from tests.django.shop import WORK
 from tests.django.waiting import answer_to, wait_until
@@ -57,9 +57,8 @@ def test_the_units_are_valid_and_all_deployed_commands_exist(tmp_path: Path):
         elif program.endswith("daphne"):
             CommandLineInterface().parser.parse_args([first, *words])
     assert len(commands) == 12
-    if analyze := shutil.which("systemd-analyze"):
-        verify = [analyze, "verify", *copies]
-        assert subprocess.check_output(verify, stderr=subprocess.STDOUT, timeout=60) == b""
+    verify = [installed("systemd-analyze"), "verify", *copies]
+    assert subprocess.check_output(verify, stderr=subprocess.STDOUT, timeout=60) == b""
 
 
 def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():

@@ -2,16 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-import pytest
 from django.test import Client
 
 from psqlmessages.rest import bodies, namespaces
 from psqlmessages.rest.api import api
+from tests.conftest import installed
 from tests.rest.callers import Caller
 from tests.rest.test_exchanges import PERMISSIONS
 from tests.sql.conftest import World
@@ -33,8 +32,7 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable[..., Caller]):
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+    installed("curl")
     wanda = caller("wanda", "worker", is_staff=True, permissions=PERMISSIONS)
     variables = {
         **site._environment(), "API": f"{site.url}/api",
