@@ -61,6 +61,16 @@ def test_the_units_are_valid_and_all_deployed_commands_exist(tmp_path: Path):
     assert subprocess.check_output(verify, stderr=subprocess.STDOUT, timeout=60) == b""
 
 
+def test_deployed_settings_read_the_secret_of_kubernetes(monkeypatch):
+    code = (ROOT / "docs/how-to/systemd.md").read_text().split("```")[1].removeprefix("python\n")
+    secret = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    for name in re.findall(r"--from-literal=(\w+)=", secret):
+        monkeypatch.setenv(name, f"<{name}>")
+    exec(code, settings := {"DATABASES": {"default": {}}})  # noqa: S102 - the page is ours
+    database = {"HOST": "<DATABASE_HOST>", "PASSWORD": "<DATABASE_PASSWORD>"}
+    assert settings["DATABASES"]["default"] == database
+
+
 def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():
     done = run_python("-c", SLOW_EXIT)
     assert (done.returncode, done.stderr) == (0, "stopping\n")
