@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
+from email import message_from_string
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -125,6 +127,23 @@ def test_the_sdist_has_docs_and_tests_and_the_wheel_all_that_runs(sdist: Path, w
     held = {name for name in ZipFile(wheel).namelist() if name.startswith("psqlmessages/")}
     assert held == files("psqlmessages")
     assert {"typed", "sql", "js", "html"} <= {name.rpartition(".")[2] for name in held}
+
+
+def test_the_wheel_the_changelog_and_the_release_agree_with_the_project(wheel: Path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    with ZipFile(wheel) as archive:
+        file = archive.read(f"psqlmessages-{project['version']}.dist-info/METADATA").decode()
+    metadata = message_from_string(file)
+    assert dict(url.split(", ") for url in metadata.get_all("Project-URL")) == project["urls"]
+    assert metadata.get_all("Classifier") == project["classifiers"]
+    assert metadata.get_payload() == README
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[(\d.*?)\]", changelog, re.MULTILINE)[1] == project["version"]
+    release = (ROOT / ".github/workflows/release.yml").read_text()
+    extras = set(project["optional-dependencies"])
+    assert {"", *extras} == set(EXTRAS)
+    assert {"", *extras} == set(shlex.split(re.search("for extra in (.*); do", release)[1]))
+    assert extras == set(re.findall(r"psqlmessages\[(\w+)\]", GUIDE[1]))
 
 
 @pytest.mark.nightly  # downloads 500 MB
