@@ -29,10 +29,7 @@ hypothesis_settings.load_profile("untimed")
 
 
 def installed(*programs: str) -> str:
-    """Return the path of the first program that exists; skip the test if none does.
-
-    On the build server, where `.ci/run` installs them, the test fails instead.
-    """
+    """Return the path of one that exists, or skip the test; fail in CI, which installs them."""
     path = next(filter(None, map(shutil.which, programs)), None)
     if path is None:
         give_up = pytest.fail if os.environ.get("CI") else pytest.skip

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from django.test import Client
 
@@ -20,15 +20,7 @@ from tests.web.site import ROOT, Site
 __all__ = ["browser", "visitors"]
 
 PAGE = (ROOT / "docs/reference/rest.md").read_text(encoding="utf-8")
-ELLIPSIS = "…"
-
-
-def examples() -> Iterator[tuple[str, str]]:
-    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
-        for command, shown in re.findall(
-            r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE
-        ):
-            yield command, shown.strip()
+EXAMPLE = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE)
 
 
 def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable[..., Caller]):
@@ -38,7 +30,7 @@ def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable
         **site._environment(), "API": f"{site.url}/api",
         "TOKEN": wanda.headers["Authorization"].removeprefix("Bearer "), "PATH": os.environ["PATH"],
     }  # fmt: skip
-    for command, shown in examples():
+    for command, shown in EXAMPLE.findall(PAGE):
         lease = rest.owner.query(
             "SELECT id || '.' || lease FROM psqlmessages_element WHERE lease IS NOT NULL"
         )
@@ -47,7 +39,7 @@ def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable
             env={**variables, "LEASE": lease or ""},
             cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
-        pattern = ".*".join(map(re.escape, shown.split(ELLIPSIS)))
+        pattern = ".*".join(map(re.escape, shown.strip().split("…")))
         found = told.stdout.replace("\r", "").strip()
         assert re.fullmatch(pattern, found, re.DOTALL), f"{command}\n{told.stdout}\n{told.stderr}"
 
