@@ -262,7 +262,7 @@ class Sides:
         return Peer(Side("PgQueuer", clients.pgqueuer, self.dsn), 3, note)
 
     def calls(self, nats_port: int, *, is_quick: bool) -> Comparison:
-        """Compare calls with NATS. Our two sides use two databases: calls wake no idle node."""
+        """Compare calls with NATS. Our sides have a database each, so calls wake no idle node."""
         answer = call_sides.answer_with_async_node
         addresses = []
         for processes in (1,) if is_quick else (1, PROCESSES):

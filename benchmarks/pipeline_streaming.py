@@ -127,7 +127,7 @@ def publish(url: str, rate: int, must_stop: Event, sent: multiprocessing.Queue[A
 
 
 class Results:
-    """A table with the result; ``seen`` has the last id in the table, and the time, of batches."""
+    """A table with the result. ``seen`` has the last id of each written batch, and the time."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)

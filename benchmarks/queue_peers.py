@@ -47,12 +47,12 @@ class Side:
     name: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[tuple[str, ...]] = ()
-    # Maximum number of elements to measure with. It is lower if elements are finished singly.
+    # Maximum number of elements in a round; lower for sides that finish each separately.
     max_count: ClassVar[int] = 2000
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
-        # When the last element was finished; 0 for a side that does not end later.
+        # The time of the last element, if the side stops only later; otherwise 0.
         self.done_at = 0.0
 
     @classmethod

@@ -107,7 +107,7 @@ class PopSide(Side):
 def is_durable(dsn: str, connection: psycopg.Connection) -> bool:
     """Return whether pushes and commits of a node are on the disk when the calls return.
 
-    Later WAL of the server's background processes may make some of the twenty checks fail.
+    Some of the twenty checks may fail: background processes of the server also write WAL.
     """
     is_flushed = "SELECT pg_current_wal_flush_lsn() >= %s::pg_lsn"
     insert_position = "SELECT pg_current_wal_insert_lsn()"

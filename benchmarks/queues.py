@@ -104,7 +104,7 @@ def measure(options: Options) -> Findings:
 
 
 def create_wal_segments(dsn: str, segments: int) -> None:
-    """Use WAL segments; after the checkpoint, PostgreSQL recycles them."""
+    """Fill WAL segments, which PostgreSQL recycles after the checkpoint."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for _ in range(segments):
             connection.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")

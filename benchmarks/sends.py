@@ -73,7 +73,7 @@ class Bench:
         return found
 
     def _choose_calls(self, method: SendMethod, seconds: float) -> int:
-        """Return the number of calls after which all messages are received in about this time."""
+        """Return how many calls take about this time until all their messages are received."""
         trial = max(5, TRIAL_MESSAGES // method.batch)
         if not self.options.is_quick:
             self._run_round(method, trial)

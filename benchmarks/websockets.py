@@ -28,7 +28,7 @@ from benchmarks.websocket_sites import Site, group_site, memory_bytes, relay_sit
 RECOMMENDED, BY_PUBSUB = "core.RedisChannelLayer", "pubsub.RedisPubSubChannelLayer"
 BODY_BYTES = 1024
 MAX_AHEAD = 5
-# Few enough for Channels' layer on two cores that are shared with other programs.
+# Channels' layer can keep up with these rates on two cores that run other programs too.
 MAX_PER_SECOND, DELIVERIES_PER_SECOND = 4, 500
 MAX_MEMORY_BYTES = 150 * 2**20
 MAX_SOCKETS = 1000

@@ -15,7 +15,7 @@ from psqlmessages.monitor.minutes import history_data
 from psqlmessages.monitor.rule_actions import add_rule
 from psqlmessages.monitor.stored_messages import stored_messages
 from psqlmessages.monitor.topic_actions import send_test_message
-from psqlmessages.rest.urls import patterns
+from psqlmessages.rest import url_patterns
 
 register_converter(NameConverter, "object_name")
 
@@ -53,7 +53,7 @@ urlpatterns = [
     path("monitor/rule/", add_rule, name="monitor_rule"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),
-    path("api/", include(patterns())),
+    path("api/", include(url_patterns())),
 ]
 
 

@@ -71,9 +71,7 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(
-    pytestconfig,
-    django_test_environment: None,
-    django_db_blocker,
+    pytestconfig, django_test_environment: None, django_db_blocker
 ) -> Iterator[None]:
     """Create the test database for every run: most tests use it without a mark of Django's."""
     # The writer of the history would keep a session and its lock: only its own tests run it.

@@ -6,6 +6,7 @@ To create one takes seven times as long as to copy it.
 import fcntl
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +15,26 @@ import django
 import psycopg
 from psycopg import sql
 
-from project.postgres import CLUSTERS, Server
-from project.postgres.binaries import major_version
-from project.postgres.passwords import new_password
+from project.postgres import CLUSTERS, Server, ServerError
+from project.postgres.home import new_password
 
 ROOT = Path(__file__).parents[1]
 LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
 GROUP, MEMBERS = "team", ("user3",)
 # What a migrated database depends on, beside the version of Django.
 SOURCES = ("psqlmessages/migrations/*.py", "psqlmessages/sql/**/*.*", "project/settings.py")
+
+
+def major_version(binaries: Path) -> int:
+    """Return the major version of the programs in a folder."""
+    try:
+        answer = subprocess.check_output([binaries / "postgres", "--version"], text=True)
+    except OSError as error:
+        raise ServerError(f"There is no PostgreSQL in {binaries}: {error}") from error
+    version = re.search(r"\d+", answer)
+    if version is None:
+        raise ServerError(f"{binaries / 'postgres'} did not print its version, but {answer!r}")
+    return int(version[0])
 
 
 def copy_cluster(server: Server) -> None:

@@ -18,8 +18,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from project.postgres import CLUSTERS, Server, binaries_of_wheel
-from project.postgres.binaries import major_version
-from tests.migrated_cluster import copy_cluster
+from tests.migrated_cluster import copy_cluster, major_version
 
 # Tests kill servers but not the machine, so written data survive without fsync.
 SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5", "fsync": "off"}

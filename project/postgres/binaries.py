@@ -3,9 +3,7 @@
 import hashlib
 import importlib.util
 import os
-import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -24,18 +22,6 @@ def binaries_of_wheel(major: int) -> Path:
             " or set DATABASE_URL to a database of yours."
         )
     return Path(spec.submodule_search_locations[0]) / FOLDERS_OF_WHEEL[major] / "bin"
-
-
-def major_version(binaries: Path) -> int:
-    """Return the major version of the programs in a folder."""
-    try:
-        answer = subprocess.check_output([binaries / "postgres", "--version"], text=True)
-    except OSError as error:
-        raise ServerError(f"There is no PostgreSQL in {binaries}: {error}") from error
-    version = re.search(r"\d+", answer)
-    if version is None:
-        raise ServerError(f"{binaries / 'postgres'} did not print its version, but {answer!r}")
-    return int(version[0])
 
 
 def runnable_binaries(binaries: Path, account: Account, copies: Path) -> Path:

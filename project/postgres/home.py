@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -10,14 +11,48 @@ from pathlib import Path
 
 from project.postgres.account import Account
 from project.postgres.errors import ServerError
-from project.postgres.files import write_atomically
-from project.postgres.passwords import Passwords
 from project.postgres.ports import free_port, is_free
 
 # The parent of a cluster's folder if the server's account cannot enter the requested folder.
 FALLBACK_PARENT = Path("/var/tmp")  # noqa: S108 - folders of other users are refused
 MAX_SOCKET_PATH_BYTES = 107
 MAX_LOG_BYTES = 10 * 1024 * 1024
+PASSWORD_BYTES = 24
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Create or replace, in one step, a file that only its owner can read."""
+    descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    Path(draft).replace(path)
+
+
+def new_password() -> str:
+    """Return a random password of letters, digits, '-' and '_', which needs no quoting."""
+    return secrets.token_urlsafe(PASSWORD_BYTES)
+
+
+class Passwords:
+    """Passwords of roles in a file that only its owner can read; psql can use it as PGPASSFILE."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def get(self, role: str) -> str | None:
+        """Return the stored password of a role; None if there is none."""
+        return self._read().get(role)
+
+    def store(self, role: str, password: str) -> None:
+        """Store a role's password; replace the file atomically."""
+        passwords = {**self._read(), role: password}
+        write_atomically(self.path, "".join(f"*:*:*:{r}:{p}\n" for r, p in passwords.items()))
+
+    def _read(self) -> dict[str, str]:
+        if not self.path.exists():
+            return {}
+        lines = self.path.read_text().splitlines()
+        return {role: password for *_, role, password in (line.split(":") for line in lines)}
 
 
 class Home:

@@ -17,8 +17,7 @@ from psycopg import sql
 
 from project.postgres.binaries import runnable_binaries
 from project.postgres.errors import ServerError
-from project.postgres.home import Home
-from project.postgres.passwords import new_password
+from project.postgres.home import Home, new_password
 from project.postgres.postmaster import Postmaster, stop_orphans
 
 SETTINGS = {

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import psycopg
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite, ModelAdmin, ShowFacets, helpers
+from django.contrib.admin.actions import delete_selected
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import unquote
@@ -87,6 +88,7 @@ class BaseAdmin(ModelAdmin):
     denied_permissions: ClassVar[tuple[str, ...]] = ()
     pages: ClassVar[dict[str, str]] = {}
     fragments: ClassVar[tuple[str, ...]] = ()
+    actions = ("delete_selected",)
     paginator = BoundedPaginator
     list_per_page = 50
     # By default each list and each filter would count all rows.
@@ -195,6 +197,12 @@ class BaseAdmin(ModelAdmin):
         template = f"admin/psqlmessages/{self.opts.model_name}/_{request.GET[FRAGMENT]}.html"
         context = {**self.object_context(request, obj), "original": obj}
         return never_cache(render)(request, template, context)
+
+    @admin.action(description=delete_selected.short_description, permissions=["delete"])
+    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+        """Run Django's action in one transaction, together with its entries in the history."""
+        with transaction.atomic(using=database()):
+            return delete_selected(self, request, queryset)
 
     def object_context(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return further context for the template of an object's page."""
@@ -355,7 +363,10 @@ _BATCH = 1000
 
 
 def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
-    """Write an entry for each object, action flag and text, in few statements."""
+    """Write an entry for each object, action flag and text, in few statements.
+
+    Call it in the transaction of the action, so that neither is saved without the other.
+    """
     LogEntry.objects.bulk_create(
         [
             LogEntry(

@@ -32,8 +32,8 @@ _FIELDS_BY_PATH: Final = {
     ("queue",): "queue",
     ("selector",): "selector",
 }
-# The form of an exchange is checked with this destination instead of the exchange's destinations.
-# The forms of destinations are checked with this destination's queue as their source.
+# When the form of an exchange is checked, this stands for the destinations. When the forms of
+# destinations are checked, its queue stands for the source.
 _VALID_DESTINATION: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
 _MAX_CHARACTERS: Final = 100_000
 
@@ -239,7 +239,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _sort_key(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
-    """Return the sort key. If orders are equal, new forms and forms moved up come first."""
+    """Return the sort key. Among equal orders, new forms and forms moved up come first."""
     index, form = entry
     new, old = form.cleaned_data.get("order"), form.fields["order"].initial
     if new is None:

@@ -96,20 +96,11 @@ def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
     }
 
 
-_OUTCOME_SENTENCES = {
-    "no_route": _("No selector accepts the element: it would go to {}."),
-    "discarded": _("No selector accepts the element: it would be discarded."),
-    "too_many_hops": _(
-        "The element exceeds the hop limit: it would go to {}, and no selector would run."
-    ),
-}
-
-
 def _format_dry_run(dry_run: DryRun) -> dict[str, Any]:
     """Convert a dry run to texts for the page."""
-    sentence = _OUTCOME_SENTENCES.get(dry_run.outcome, "")
     return {
-        "sentence": sentence.format(dry_run.fallback and dry_run.fallback.queue),
+        "outcome": dry_run.outcome,
+        "fallback_queue": dry_run.fallback and dry_run.fallback.queue,
         "fallback": dry_run.fallback and _format_copy(dry_run.fallback),
         "rows": [
             {
@@ -182,7 +173,7 @@ class ExchangeAdmin(BaseAdmin):
         ),
         (_("Consumers"), {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
-    actions = ("start_selected", "stop_selected")
+    actions = ("start_selected", "stop_selected", "delete_selected")
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
     source = column(
@@ -238,12 +229,13 @@ class ExchangeAdmin(BaseAdmin):
         )
         for exchange in exchanges:
             try:
-                is_changed = repository.set_running(exchange.name, is_running, using)
+                with transaction.atomic(using=using):
+                    is_changed = repository.set_running(exchange.name, is_running, using)
+                    if is_changed:
+                        base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
             except Exchange.DoesNotExist:
                 text, level = _("Already deleted: {exchange}."), messages.WARNING
             else:
-                if is_changed:
-                    base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
                 text = change if is_changed else no_change
                 level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text.format(exchange=exchange), level)
@@ -345,12 +337,13 @@ class ExchangeAdmin(BaseAdmin):
         if request.method != "POST" or not self._may_add_rules(request, exchange):
             raise PermissionDenied("psqlmessages.add_auth, psqlmessages.change_auth")
         try:
-            added = add_missing_rules(repository.to_definition(exchange), base.database())
+            with transaction.atomic(using=base.database()):
+                added = add_missing_rules(repository.to_definition(exchange), base.database())
+                entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
+                base.record_history(request, entries)
         except OperationalError as error:
             self.report_transient_error(request, error)
         else:
-            entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
-            base.record_history(request, entries)
             text = ngettext("Added: {number} rule.", "Added: {number} rules.", len(added))
             self.message_user(request, text.format(number=len(added)), messages.SUCCESS)
         return self.redirect("change", key)

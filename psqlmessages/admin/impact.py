@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from django.contrib import messages
 from django.contrib.postgres.fields import ArrayField
-from django.db.models import F, Func, QuerySet, TextField
+from django.db.models import F, Func, QuerySet, TextField, Value
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
@@ -82,6 +82,13 @@ class RuleImpact:
             yield messages.WARNING, warning
 
 
+def list_affected_nodes(rule_ids: Iterable[int]) -> str:
+    """List, as text, the connected nodes that these rules apply to now; "" if there are none."""
+    impact = RuleImpact()
+    impact.add_connected_nodes(rule_ids)
+    return base.list_names(sorted(impact.idents), _MAX_NAMES)
+
+
 def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:
     """Return the ids of the connected nodes that rules with these idents may affect."""
     patterns = Func(F("ident"), function="messages._patterns", output_field=ArrayField(TextField()))
@@ -101,12 +108,7 @@ def _read_activities(nodes: list[int]) -> set[Activity]:
     return {
         *((client, ident, "", "") for client, ident in clients.values_list("id", "ident")),
         *memberships.values_list("client", "client__ident", "kind", "topic__name"),
-        *(
-            (client, ident, "observe", pattern)
-            for client, ident, pattern in observations.values_list(
-                "client", "client__ident", "pattern"
-            )
-        ),
+        *observations.values_list("client", "client__ident", Value("observe"), "pattern"),
     }
 
 

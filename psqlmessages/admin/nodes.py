@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models import Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
@@ -77,43 +77,34 @@ class ClientAdmin(OpenTransactionsAdmin):
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else _("closed (was {pid})").format(pid=pid)
 
-    def object_context(self, request: HttpRequest, obj: Client) -> dict[str, Any]:
-        """Return the context ``may_disconnect``: whether the page has the button to disconnect."""
-        return {"may_disconnect": self.has_disconnect_permission(request)}
-
     @admin.action(description=_("Disconnect selected nodes"), permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
         """Ask for confirmation, then disconnect these nodes. Their sessions' other nodes stay."""
         clients = list(queryset)
         if "confirmed" not in request.POST:
             return self.page(request, "client/disconnect", _("Disconnect nodes"), clients=clients)
-        self._disconnect(request, clients)
-        return None
-
-    def _disconnect(self, request: HttpRequest, clients: Iterable[Client]) -> None:
         disconnected, closed = [], []
         try:
             for client in clients:
-                if client.is_live and base.disconnect(client.pk):
-                    disconnected.append(client)
-                else:
-                    closed.append(client)
+                with transaction.atomic(using=base.database()):
+                    is_disconnected = client.is_live and base.disconnect(client.pk)
+                    if is_disconnected:
+                        text = f"Disconnected from {client.session}."
+                        base.record_history(request, [(client, DELETION, text)])
+                (disconnected if is_disconnected else closed).append(client)
         except OperationalError as error:
             text = base.error_text(error, _("Not all nodes were disconnected: {error}."))
             self.message_user(request, text, messages.ERROR)
         if closed:
             # Housekeeping ends nodes without a connection, and sends their events.
             base.fetch_rows("SELECT messages.evaluate()")
-        text = "Disconnected from {}."
-        base.record_history(
-            request, ((each, DELETION, text.format(each.session)) for each in disconnected)
-        )
         if disconnected:
             text = _("Disconnected: {nodes}.").format(nodes=list_names(disconnected, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)
         if closed:
             text = _("Already disconnected: {nodes}.").format(nodes=list_names(closed, _MAX_NAMES))
             self.message_user(request, text, messages.INFO)
+        return None
 
 
 def _first_topics(kind: str, attribute: str) -> Prefetch:

@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin
-from psqlmessages.admin.queue_elements import VIEW_BODIES
 from psqlmessages.models import Session
 
 # Do not warn of younger transactions, because they will probably end soon.
@@ -88,10 +87,6 @@ class OpenTransactionsAdmin(BaseAdmin):
 
     pages: ClassVar = {"open_transactions": "open-transactions/"}
 
-    def has_terminate_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user has the permission to end connections."""
-        return request.user.has_perm("psqlmessages.terminate_session")
-
     def open_transactions_view(self, request: HttpRequest) -> HttpResponse:
         """Show the open transactions; end the connection of one after a confirmation."""
         if not self.has_view_permission(request):
@@ -99,7 +94,7 @@ class OpenTransactionsAdmin(BaseAdmin):
         transactions = open_transactions()
         selected = None
         if request.method == "POST":
-            if not self.has_terminate_permission(request):
+            if not request.user.has_perm("psqlmessages.terminate_session"):
                 raise PermissionDenied("psqlmessages.terminate_session")
             key = request.POST.get("pid"), request.POST.get("transaction")
             matching = (each for each in transactions if (str(each.pid), each.transaction) == key)
@@ -110,25 +105,26 @@ class OpenTransactionsAdmin(BaseAdmin):
                 self._terminate(request, selected)
             if selected is None or "confirmed" in request.POST:
                 return self.redirect("open_transactions")
-        may_see_bodies = request.user.has_perm(VIEW_BODIES)
         return self.page(
             request,
             "client/open_transactions",
             _("End a connection") if selected else _("Open transactions"),
             transactions=transactions,
             selected=selected,
-            may_terminate=self.has_terminate_permission(request),
-            # A statement may contain bodies, leases and reply tokens.
-            may_see_bodies=may_see_bodies,
-            bodies_permission=VIEW_BODIES,
         )
 
     def _terminate(self, request: HttpRequest, selected: OpenTransaction) -> None:
+        session = Session(id=selected.pid, pid=selected.pid, role=selected.role or "")
+        text = f"Ended the connection of {selected}, in a transaction since {selected.began_at}."
         try:
             with transaction.atomic(using=base.database()):
+                # First, because a rollback cannot bring the connection back.
+                base.record_history(request, [(session, DELETION, text)])
                 ((is_ended,),) = base.fetch_rows(
                     "SELECT messages._terminate(%s, %s)", [selected.pid, selected.transaction]
                 )
+                if not is_ended:
+                    transaction.set_rollback(True, using=base.database())
         except ProgrammingError as error:
             if not isinstance(cause := error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise
@@ -138,9 +134,6 @@ class OpenTransactionsAdmin(BaseAdmin):
         if not is_ended:
             self.message_user(request, _("This transaction has already ended."), messages.INFO)
             return
-        session = Session(id=selected.pid, pid=selected.pid, role=selected.role or "")
-        text = f"Ended the connection of {selected}, in a transaction since {selected.began_at}."
-        base.record_history(request, [(session, DELETION, text)])
         self.message_user(
             request, _("Ended: {connection}.").format(connection=selected), messages.SUCCESS
         )

@@ -150,15 +150,18 @@ class ElementsMixin:
         if not queue_by_id:
             self.message_user(request, _("No dead letter was selected."), messages.WARNING)
             return
-        ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common()
         listed = [f"{number:,} from {isolate(name)}" for name, number in counts[:_MAX_QUEUES]]
         if others := sum(number for _name, number in counts[_MAX_QUEUES:]):
             listed.append(f"{others:,} from other queues")
         queues = ", ".join(listed)
         text = noop("{moved:,} of {chosen:,} dead letters were redriven. Selected: {queues}.")
-        numbers = {"moved": moved, "chosen": len(queue_by_id), "queues": queues}
-        base.record_history(request, [(queue, CHANGE, text.format(**numbers))])
+        with transaction.atomic(using=database()):
+            ((moved,),) = fetch_rows(
+                "SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)]
+            )
+            numbers = {"moved": moved, "chosen": len(queue_by_id), "queues": queues}
+            base.record_history(request, [(queue, CHANGE, text.format(**numbers))])
         text = _(text).format(**numbers)
         if moved < len(queue_by_id):
             reason = _(

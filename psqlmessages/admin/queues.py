@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION
 from django.contrib.postgres.fields import ArrayField
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db.models import BigIntegerField, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Coalesce
@@ -40,37 +40,6 @@ from psqlmessages.exchanges.store.stats import (
 from psqlmessages.models import Auth, Element, Queue, QueueCount
 
 _MAX_NAMES = 20
-
-
-class Confirmation(NamedTuple):
-    """A page that asks for confirmation before an action that destroys data."""
-
-    action: str
-    title: str
-    text: str
-    button: str
-
-
-_DRAINING = Confirmation(
-    "drain_selected",
-    _("Drain queues"),
-    _(
-        "All available elements will be permanently deleted. Reserved and scheduled elements stay,"
-        " and pushes still work."
-    ),
-    _("Drain"),
-)
-_DELETING = Confirmation(
-    "delete_empty",
-    _("Delete queues"),
-    _(
-        "These queues will be deleted, with their settings and counters. Queues with elements stay."
-        " A later push creates a deleted queue again, with default settings."
-    ),
-    _("Delete"),
-)
-
-
 _NUMBERS = ArrayField(BigIntegerField())
 # The list counts at most this number of elements in each state; the page of a queue counts more.
 MAX_IN_LIST = 1000
@@ -177,7 +146,6 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             "may_view_elements": self.has_view_elements_permission(request),
             "destructive": ("drain_selected", "delete_empty"),
             **rules_context(Auth.Type.QUEUE, obj.name),
-            "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
         }
 
     # Actions: pause, resume, drain and delete; the last two need a confirmation
@@ -216,12 +184,13 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Ask for confirmation, then remove the available elements of the queues."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
-            return self._ask_to_confirm(request, queues, _DRAINING)
+            return self._ask_to_confirm(request, queues, "drain_selected", _("Drain queues"))
         for queue in queues:
-            removed = queue_elements.drain(queue.pk)
-            elements = f"{removed:,} element{'' if removed == 1 else 's'}"
-            if removed:
-                base.record_history(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
+            with transaction.atomic(using=base.database()):
+                removed = queue_elements.drain(queue.pk)
+                elements = f"{removed:,} element{'' if removed == 1 else 's'}"
+                if removed:
+                    base.record_history(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
             text = ngettext(
                 "Removed from {queue}: {number} element.",
                 "Removed from {queue}: {number} elements.",
@@ -235,18 +204,19 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Ask for confirmation, then delete the queues that are empty."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
-            return self._ask_to_confirm(request, queues, _DELETING)
+            return self._ask_to_confirm(request, queues, "delete_empty", _("Delete queues"))
         for queue in queues:
             try:
-                is_removed = queue_elements.remove_empty(queue.name)
+                with transaction.atomic(using=base.database()):
+                    is_removed = queue_elements.remove_empty(queue.name)
+                    if is_removed:
+                        base.record_history(request, [(queue, DELETION, "Deleted.")])
             except OperationalError as error:
                 text = f"{_('Not deleted')}: {queue}. {base.error_text(error)}"
                 self.message_user(request, text, messages.ERROR)
                 continue
             text, level = _("Deleted: {queue}."), messages.SUCCESS
-            if is_removed:
-                base.record_history(request, [(queue, DELETION, "Deleted.")])
-            else:
+            if not is_removed:
                 text = _("Not deleted because it has elements: {queue}. Drain it first.")
                 level = messages.ERROR
             self.message_user(request, text.format(queue=queue), level)
@@ -257,13 +227,14 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         change = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
         no_change = _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
         try:
-            keys = [queue.pk for queue in queues]
-            changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
+            with transaction.atomic(using=base.database()):
+                keys = [queue.pk for queue in queues]
+                changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
+                changed = [queue for queue in queues if queue.pk in changed_keys]
+                base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         except OperationalError as error:
             self.report_transient_error(request, error)
             return self.after_action(request, queues)
-        changed = [queue for queue in queues if queue.pk in changed_keys]
-        base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
             text = change.format(queues=list_names(changed, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)
@@ -273,19 +244,19 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         return self.after_action(request, queues)
 
     def _ask_to_confirm(
-        self, request: HttpRequest, queues: list[Queue], question: Confirmation
+        self, request: HttpRequest, queues: list[Queue], action: str, title: str
     ) -> HttpResponse:
         context = {
-            "question": question,
+            "action": action,
             "queues": [(queue, _read_numbers(queue)[0].format_count("total")) for queue in queues],
             "from_change_page": "from_change_page" in request.POST,
         }
-        return self.page(request, "queue/confirm", question.title, **context)
+        return self.page(request, "queue/confirm", title, **context)
 
 
 def sizes_of(queue: Queue) -> ElementCounts:
     """Return the sizes of a queue that `QueueAdmin.get_queryset` has read."""
-    return ElementCounts.of(queue.sizes, MAX_IN_LIST)
+    return ElementCounts(*queue.sizes, MAX_IN_LIST)
 
 
 def _sum_counts(value: Combinable) -> Coalesce:
@@ -301,4 +272,4 @@ def _read_numbers(queue: Queue) -> tuple[ElementCounts, QueueCounters]:
     queues = Queue.objects.using(base.database()).filter(pk=queue.pk)
     numbers = queues.annotate(sizes=sizes, counters=counters)
     row = numbers.values_list("sizes", "counters").first() or ((0, 0, 0), (0,) * 7)
-    return ElementCounts.of(row[0], MAX_LISTED), QueueCounters(*row[1])
+    return ElementCounts(*row[0], MAX_LISTED), QueueCounters(*row[1])

@@ -24,7 +24,7 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.admin import base
 from psqlmessages.admin.base import find_remarks
 from psqlmessages.admin.identities import identity_of
-from psqlmessages.admin.impact import RuleImpact
+from psqlmessages.admin.impact import RuleImpact, list_affected_nodes
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
@@ -99,17 +99,12 @@ class ImportPlan:
         difference = self.difference
         return [*difference.rules_added, *(new for _old, new in difference.rules_changed)]
 
-    @property
-    def is_stale(self) -> bool:
-        """Whether the definitions have changed since the page was shown."""
-        return changes.fingerprint(self.current) != self.fingerprint
-
     def missing_permissions(self, user: AbstractBaseUser) -> set[str]:
         """Return the permissions that the changes need and the user lacks."""
         return {name for name in self.difference.permissions() if not user.has_perm(name)}
 
     def apply(self, request: HttpRequest) -> RuleImpact:
-        """Apply the plan in one transaction; raise DefinitionsChanged if it is stale."""
+        """Apply the plan in one transaction; raise DefinitionsChanged if it is outdated."""
         impact, using, difference = RuleImpact(), base.database(), self.difference
         with transaction.atomic(using=using):
             with impact.compare(rule.ident for rule in difference.rules):
@@ -235,7 +230,7 @@ class TransferMixin:
         except UnusablePlan as error:
             self.message_user(request, str(error), messages.ERROR)
             return self.redirect("import")
-        if plan.is_stale:
+        if changes.fingerprint(plan.current) != plan.fingerprint:
             return self._show_conflict(request, plan)
         if missing := plan.missing_permissions(request.user):
             raise PermissionDenied(", ".join(sorted(missing)))
@@ -269,12 +264,20 @@ class TransferMixin:
 
     def _preview(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
         difference = plan.difference
+        # The rules that nodes lose, or that allow something else from now on.
+        losing = [*difference.rules_removed, *(old for old, _new in difference.rules_changed)]
+        rules = _rules(base.database()) if losing else {}
         text, max_bytes = plan.dumps(request.user), settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         return self.page(
             request,
             _TEMPLATE,
             _TITLE,
             difference=difference,
+            is_about_rules=bool(losing),
+            affected=list_affected_nodes(
+                rules[rule.key].pk for rule in losing if rule.key in rules
+            ),
+            is_destructive=difference.rules_removed or difference.identities_removed,
             plan=text,
             # Whether Django would refuse the request that submits the plan.
             is_too_large=max_bytes is not None and len(text) + _OTHER_FIELDS_BYTES > max_bytes,

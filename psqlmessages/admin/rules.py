@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.actions import delete_selected
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
@@ -20,13 +19,11 @@ from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin, HistoryMixin, VerbatimForm, find_remarks
-from psqlmessages.admin.impact import RuleImpact
+from psqlmessages.admin.impact import RuleImpact, list_affected_nodes
 from psqlmessages.admin.lists import IdentFilter, RoleFilter
 from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
 from psqlmessages.rules.document import RuleEntry
-
-_MAX_NAMES = 20
 
 # Form of a rule, for its own page and for the list
 
@@ -164,7 +161,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     @admin.action(description=_("Delete selected rules"), permissions=["delete"])
     def delete_selected(self, request: HttpRequest, queryset: QuerySet[Auth]) -> Any:
         """Ask for confirmation, and name the affected nodes; then delete the rules."""
-        response = delete_selected(self, request, queryset)
+        response = super().delete_selected(request, queryset)
         if isinstance(response, TemplateResponse):
             response.context_data |= _affected(request, queryset.values_list("pk", flat=True))
         return response
@@ -210,6 +207,4 @@ def _affected(request: HttpRequest, rule_ids: Iterable[int]) -> dict[str, Any]:
     """Return the context of the confirmation: the connected nodes that the rules apply to."""
     if "post" in request.POST:
         return {}
-    impact = RuleImpact()
-    impact.add_connected_nodes(rule_ids)
-    return {"is_about_rules": True, "affected": base.list_names(sorted(impact.idents), _MAX_NAMES)}
+    return {"is_about_rules": True, "affected": list_affected_nodes(rule_ids)}

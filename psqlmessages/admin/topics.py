@@ -29,28 +29,31 @@ from psqlmessages.models import Auth, Client, Membership, Subscription, Topic
 ARCHIVE_IDENT: Final = "pipeline.archive"
 
 
-def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
+def _set_mark(request: HttpRequest, topic: Topic, *, is_marked: bool) -> tuple[str, int]:
     """Set or remove the archive mark; return the text for the user, and the text's level."""
     using = base.database()
+    change, done = (
+        archive_marks.unmark,
+        _("Messages of this topic are no longer stored for the archive."),
+    )
+    if is_marked:
+        change = archive_marks.mark
+        done = _("From now on, messages of this topic are stored until they are archived.")
     try:
-        change = archive_marks.mark if is_marked else archive_marks.unmark
         with transaction.atomic(using=using):
             base.limit_lock_waits()
-            has_changed = change(topic, using)
+            if not change(topic.name, using):
+                return _("Nothing changed."), messages.INFO
+            base.record_history(request, [(topic, CHANGE, done)])
     except (IdentNotExistent, NotAuthorized):
         rule = f"role {base.current_role()}, ident pipeline.*, type Topic, destination *, mode R"
         text = _("Nothing was changed: the archive may not read {topic}. Add a rule: {rule}.")
-        return text.format(topic=topic, rule=rule), messages.ERROR
+        return text.format(topic=topic.name, rule=rule), messages.ERROR
     except MessagesError as error:
         return _("Nothing was changed: {error}.").format(error=error), messages.ERROR
     except OperationalError as error:
         return base.error_text(error), messages.ERROR
-    if not has_changed:
-        return _("Nothing changed."), messages.INFO
-    if is_marked:
-        text = _("From now on, messages of this topic are stored until they are archived.")
-        return text, messages.SUCCESS
-    return _("Messages of this topic are no longer stored for the archive."), messages.SUCCESS
+    return done, messages.SUCCESS
 
 
 @admin.register(Topic)
@@ -99,10 +102,8 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         return {
             "status": {kind.value: _idents(obj, kind) for kind in Membership.Kind},
             **rules_context(Auth.Type.TOPIC, obj.name),
-            "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
             "archive": {"is_set": mark is not None, "position": mark.position if mark else None},
             "may_change": self.has_change_permission(request, obj),
-            "may_watch": request.user.has_perm("psqlmessages.view_monitor"),
             "socket_path": f"{get_script_prefix()}ws/monitor/",
         }
 
@@ -112,9 +113,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         topic = get_object_or_404(Topic.objects.using(base.database()), pk=key)
         if not self.has_change_permission(request, topic):
             raise PermissionDenied("psqlmessages.change_topic")
-        text, level = _set_mark(topic.name, is_marked=request.POST.get("archive") == "yes")
-        if level == messages.SUCCESS:
-            base.record_history(request, [(topic, CHANGE, text)])
+        text, level = _set_mark(request, topic, is_marked=request.POST.get("archive") == "yes")
         self.message_user(request, text, level)
         return self.redirect("change", key)
 

@@ -233,7 +233,7 @@ def _run_receiver(dsn: str) -> Iterator[Pipe]:
     try:
         process.start()
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)
     receiver_end.close()
     try:
         yield sender_end

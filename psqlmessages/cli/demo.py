@@ -215,14 +215,18 @@ class DemoNode:
 
         With ``in_any_order``, take the first matching notification. Returns "" after 10 s.
         """
-        payload = self._take_notification(header if in_any_order else {})
+        wanted, deadline = header if in_any_order else {}, monotonic() + _WAIT_SECONDS
+        while (payload := self._find_notification(wanted)) is None and monotonic() < deadline:
+            self._receive()
+        if payload is not None:
+            self._received.remove(payload)
         self._script.show("receives", prompt=f"{self._ident} ")
         self._script.show(payload or "nothing")
         parsed = wire.parse(payload) if payload else wire.Payload({}, None)
         # Compare only the expected fields.
         fields = {name: value for name, value in parsed.header.items() if name in header}
         self._script.compare((fields, parsed.text or None), (header, body))
-        return payload
+        return payload or ""
 
     def crash(self) -> None:
         """Close the connection, as a crash of the program does."""
@@ -240,15 +244,6 @@ class DemoNode:
 
     def _print_statement(self, text: str) -> None:
         self._script.show(f"{text};", prompt=f"{self._ident}=> ")
-
-    def _take_notification(self, header: dict[str, Any]) -> str:
-        deadline = monotonic() + _WAIT_SECONDS
-        while (payload := self._find_notification(header)) is None and monotonic() < deadline:
-            self._receive()
-        if payload is None:
-            return ""
-        self._received.remove(payload)
-        return payload
 
     def _find_notification(self, header: dict[str, Any]) -> str | None:
         for payload in self._received:

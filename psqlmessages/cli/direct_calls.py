@@ -23,7 +23,7 @@ def connect_as(dsn: str, name: str, *, owner_task: str = "") -> Iterator[Connect
 
     Within the block, an error of the SQL functions or a lost connection raises MessagesError. Other
     errors of psycopg do not change. ``owner_task`` is a task that only the owner of the tables can
-    do, such as "prune". With this task, a missing privilege raises MessagesError, too.
+    do, such as "prune". If it is given, a missing privilege raises MessagesError too.
     """
     with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:

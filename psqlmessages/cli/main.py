@@ -68,7 +68,8 @@ def execute(arguments: argparse.Namespace) -> int:
         return FAILED
     finally:
         if is_main:
-            signal.signal(signal.SIGTERM, previous)
+            # None: the previous handler is not Python's, so Python cannot set it again.
+            signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
     return code
 
 

@@ -207,9 +207,8 @@ class Progress:
         rate = self.count / elapsed
         text = f"{self._verb} {self.count:,} in {elapsed:,.1f} s, {rate:,.0f}/s"
         if self._total is not None and 0 < self.count < self._total:
-            text += (
-                f", {self._total - self.count:,} to go, {(self._total - self.count) / rate:,.0f} s"
-            )
+            remaining = self._total - self.count
+            text += f", {remaining:,} to go, {remaining / rate:,.0f} s"
         return text
 
     def _write(self, text: str, *, is_last: bool = False) -> None:

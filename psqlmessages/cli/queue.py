@@ -53,7 +53,19 @@ def _configure(parser: ArgumentParser) -> None:
             command.add_argument("queue", metavar="QUEUE")
         return command
 
-    _configure_push(add("push", _push, "add elements to a queue and print their ids"))
+    push = add("push", _push, "add elements to a queue and print their ids")
+    add_bodies(push, "push")
+    push.add_argument("--headers", type=json_object, help="a JSON object")
+    push.add_argument(
+        "--mature",
+        type=time_with_zone,
+        help="when the element becomes available (ISO 8601; without a zone: local time)",
+    )
+    push.add_argument("--delay", type=duration, help="seconds until the element is available")
+    push.add_argument(
+        "--tries", type=natural, default=0, help="initial number of failed attempts (default: 0)"
+    )
+    push.add_argument("--key", help="a second push with the same key adds nothing")
     _configure_take(add("pop", _pop, "take elements, remove them and print them"))
     reserve = add("reserve", _reserve, "lease elements, hide them for some time and print them")
     _configure_take(reserve)
@@ -77,35 +89,17 @@ def _configure(parser: ArgumentParser) -> None:
     add("pause", _pause, "stop handing out elements of a queue; pushes continue")
     add("resume", _resume, "hand out elements again")
     add("drain", _drain, "remove all available elements and print their number")
-    _configure_settings(add("configure", _configure_queue, "change the settings of a queue"))
-    add("remove-queue", _remove_queue, "remove an empty queue with its settings")
-
-
-def _configure_settings(parser: ArgumentParser) -> None:
-    parser.add_argument(
+    configure = add("configure", _configure_queue, "change the settings of a queue")
+    configure.add_argument(
         "--max-tries",
         type=natural,
         help="after this many failed attempts an element becomes a dead letter (0: no maximum)",
     )
-    parser.add_argument("--dead-letter-queue", help="the queue that gets the dead letters")
-    parser.add_argument(
+    configure.add_argument("--dead-letter-queue", help="the queue that gets the dead letters")
+    configure.add_argument(
         "--key-timeout", type=positive, help="seconds during which a key can be used only once"
     )
-
-
-def _configure_push(parser: ArgumentParser) -> None:
-    add_bodies(parser, "push")
-    parser.add_argument("--headers", type=json_object, help="a JSON object")
-    parser.add_argument(
-        "--mature",
-        type=time_with_zone,
-        help="when the element becomes available (ISO 8601; without a zone: local time)",
-    )
-    parser.add_argument("--delay", type=duration, help="seconds until the element is available")
-    parser.add_argument(
-        "--tries", type=natural, default=0, help="initial number of failed attempts (default: 0)"
-    )
-    parser.add_argument("--key", help="a second push with the same key adds nothing")
+    add("remove-queue", _remove_queue, "remove an empty queue with its settings")
 
 
 def _configure_take(parser: ArgumentParser) -> None:
@@ -172,8 +166,11 @@ def _take_now(arguments: Namespace, statement: SqlStatement) -> int:
 
 def _print_elements(arguments: Namespace, elements: list[Element]) -> int:
     for element in elements:
-        fields = _element_fields(element)
-        print(json.dumps(fields) if arguments.json else _format_element(element), flush=True)
+        if arguments.json:
+            print(json.dumps(_element_fields(element)), flush=True)
+        else:
+            lease = f" {element.lease}" if element.lease else ""
+            print(one_line(f"{element.id}{lease}: {body_or_error(element)}"), flush=True)
     return 0 if elements else 1
 
 
@@ -189,11 +186,6 @@ def _element_fields(element: Element) -> dict[str, Any]:
     }
     lease = {"lease": element.lease} if element.lease else {}
     return fields | lease | body_fields(element)
-
-
-def _format_element(element: Element) -> str:
-    lease = f" {element.lease}" if element.lease else ""
-    return one_line(f"{element.id}{lease}: {body_or_error(element)}")
 
 
 # Acknowledging

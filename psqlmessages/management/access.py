@@ -1,14 +1,17 @@
-"""Commands allow, deny and token: permissions of nodes, and tokens of users."""
+"""Commands allow, deny, token and definitions: rules, web identities, and tokens of users."""
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import timedelta
+from pathlib import Path
 
 from django.contrib.auth import get_user_model
 
-from psqlmessages.cli.output import CliCommand, fail, positive
+from psqlmessages.cli.output import CliCommand, fail, one_line, positive, read_input
 from psqlmessages.relay import auth as relay_auth
+from psqlmessages.rules import changes, document
 from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
 
 _MAX_DAYS = 3650
@@ -110,6 +113,44 @@ def _parse_days(text: str) -> float:
     return days
 
 
+def _configure_definitions(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "action", metavar="ACTION", choices=("export", "import"), help="export or import"
+    )
+    parser.add_argument("file", metavar="FILE", help='the file; "-" is standard input or output')
+    parser.add_argument("--dry-run", action="store_true", help="import: only print the changes")
+    parser.add_argument(
+        "--replace", action="store_true", help="import: remove entries that are not in the file"
+    )
+
+
+def _definitions(arguments: Namespace) -> int:
+    """Export or import. If the file has errors, print each on a line, change nothing, and fail."""
+    if arguments.action == "export":
+        text = document.write(changes.read_current(arguments.database))
+        if arguments.file == "-":
+            sys.stdout.write(text)
+        else:
+            Path(arguments.file).write_text(text, encoding="utf-8")
+        return 0
+    try:
+        wanted = document.read(read_input(arguments.file))
+        changes.check_users_and_groups(wanted, arguments.database)
+    except document.MalformedDefinitions as error:
+        return fail(*error.errors)
+    current = changes.read_current(arguments.database)
+    difference = changes.difference(current, wanted, is_replacing=arguments.replace)
+    for line in difference.lines():
+        print(one_line(line))
+    if not arguments.dry_run:
+        try:
+            changes.apply(difference, changes.fingerprint(current), arguments.database)
+        except changes.DefinitionsChanged:
+            return fail("the rules or web identities have changed during the import: run it again")
+    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
+    return 0
+
+
 ALLOW = CliCommand(
     "allow", "allow a node to use a topic or queue, or to call a node", _configure_allow, _allow
 )
@@ -119,4 +160,10 @@ TOKEN = CliCommand(
     "print a token with which a program calls the REST API or opens WebSockets as a user",
     _configure_token,
     _token,
+)
+DEFINITIONS = CliCommand(
+    "definitions",
+    "export rules and web identities to JSON, or import them",
+    _configure_definitions,
+    _definitions,
 )

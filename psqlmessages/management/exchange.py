@@ -27,7 +27,7 @@ from psqlmessages.exchanges.model import SelectorInput
 from psqlmessages.exchanges.store import definitions, files, repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
 from psqlmessages.exchanges.store.permissions import find_missing_rules
-from psqlmessages.exchanges.store.route_graph import build_graph
+from psqlmessages.exchanges.store.route_graph import find_cycles
 from psqlmessages.exchanges.store.stats import (
     ELEMENT_OUTCOMES,
     count_outcomes,
@@ -100,11 +100,9 @@ def load(arguments: Namespace) -> int:
         for rule in added:
             print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
     print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
-    all_exchanges = list(wanted)
-    if not arguments.replace_all:
-        loaded = {exchange.name for exchange in wanted}
-        all_exchanges += [exchange for exchange in current if exchange.name not in loaded]
-    for line in _describe_problems(wanted, all_exchanges, arguments.database):
+    names = {exchange.name for exchange in wanted}
+    others = [] if arguments.replace_all else [each for each in current if each.name not in names]
+    for line in _describe_problems(wanted, [*wanted, *others], arguments.database):
         print(one_line(line), file=sys.stderr)
     return 0
 
@@ -118,7 +116,7 @@ def _describe_problems(
         yield f"missing rule in {rule.namespace}: {rule.statement}"
     for namespace, why in missing.errors.items():
         yield f"could not check the rules in {namespace}: {why}"
-    for cycle in build_graph(all_exchanges).cycles:
+    for cycle in find_cycles(all_exchanges):
         yield f"cycle: {', '.join(map(str, cycle))}"
 
 
@@ -245,8 +243,7 @@ def _run(arguments: Namespace) -> int:
     from psqlmessages.exchanges.store import worker
 
     start_history_writer()
-    code: int = worker.run(arguments.names, arguments.database)
-    return code
+    return worker.run(arguments.names, arguments.database)
 
 
 COMMAND = CliCommand("exchange", "load, list, show, test and run exchanges", _configure, run)

@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -88,10 +89,9 @@ def run(arguments: Namespace) -> int:
     from psqlmessages.pipeline.job_runner import JobFailed, cause_line
 
     try:
-        code: int = arguments.job(arguments)
+        return arguments.job(arguments)
     except (PySparkException, Py4JError) as error:
         raise JobFailed(cause_line(error)) from error
-    return code
 
 
 class JobContext:
@@ -146,10 +146,8 @@ class JobContext:
         """Spark session with the given --master and our data source, started on first access."""
         from psqlmessages.pipeline import register, session
 
-        configuration = dict(self.arguments.conf)
-        return register(
-            session(f"psqlmessages {self.name}", self.arguments.master, **configuration)
-        )
+        name, arguments = f"psqlmessages {self.name}", self.arguments
+        return register(session(name, arguments.master, **dict(arguments.conf)))
 
     @property
     def trigger(self) -> dict[str, Any]:
@@ -171,16 +169,11 @@ class JobContext:
 
     def record(self, progress: JobProgress) -> None:
         """Write the progress of the job, or print why it cannot be written (once per outage)."""
-        fields: dict[str, Any] = {
-            "state": progress.state,
-            "rows": progress.rows,
-            "rows_per_second": progress.rows_per_second,
-            "lag_seconds": progress.lag_seconds,
-            "error": progress.error,
-        }
-        if progress.batch > self._last_batch:
-            self._last_batch = progress.batch
-            fields |= {"last_batch": progress.batch, "last_batch_at": Now()}
+        fields = asdict(progress)
+        batch = fields.pop("batch")
+        if batch > self._last_batch:
+            self._last_batch = batch
+            fields |= {"last_batch": batch, "last_batch_at": Now()}
         self._update(**fields)
 
     def _update(self, **fields: Any) -> None:

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 def _archive_folder(arguments: Namespace) -> str:
     """Return --to; raise ValueError if it is missing."""
-    folder: str | None = arguments.to
-    if not folder:
+    if not arguments.to:
         raise ValueError("the folder of the archive is missing: add --to DIR")
-    return folder
+    return arguments.to
 
 
 @contextmanager
@@ -66,16 +65,15 @@ def _compact(arguments: Namespace) -> int:
 def _verify(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import verify as verify_module
 
-    are_equal, has_compared = True, False
+    comparisons = []
     with _open_archive("verify", arguments) as (_, archive):
         names = pipeline.split_names(arguments.topic or "") or None
         for comparison in verify_module.verify(archive, names):
-            has_compared = True
-            are_equal = are_equal and comparison.is_equal
+            comparisons.append(comparison)
             print(_describe(comparison))
-        if not has_compared:
+        if not comparisons:
             print("no message is both archived and still in the stream: nothing to compare")
-    return 0 if are_equal else 1
+    return 0 if all(each.is_equal for each in comparisons) else 1
 
 
 def _describe(comparison: Comparison) -> str:

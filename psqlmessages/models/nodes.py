@@ -76,7 +76,7 @@ class Topic(models.Model):
         permissions: ClassVar = [
             ("view_monitor", "Can view the live monitor"),
             ("view_bodies", "Can view the bodies of messages in the live monitor"),
-            ("send_test_messages", "Can send test messages to topics"),
+            ("send_test_messages", "Can send test messages to topics and queues"),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="topic_name_is_unique"),

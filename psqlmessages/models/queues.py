@@ -58,12 +58,6 @@ class Queue(models.Model):
 
     class Meta:
         ordering: ClassVar = ["name"]
-        permissions: ClassVar = [
-            (
-                "operate_queues",
-                "Can pause queues, and push, move and delete elements, in the monitor",
-            ),
-        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="queue_name_is_unique"),
             models.CheckConstraint(
@@ -118,12 +112,10 @@ class Element(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=Q(tries__gte=0), name="element_tries_are_not_negative"
-            ),
+            models.CheckConstraint(condition=Q(tries__gte=0), name="element_tries_are_not_negative")
         ]
         indexes: ClassVar = [
-            # Not the id itself. Vacuum counts no rows while a transaction is open, and PostgreSQL
+            # Not the id itself: while a transaction is open, vacuum counts no rows, and PostgreSQL
             # would then read this whole index to find elements by id.
             models.Index("queue", "available_at", F("id") + 0, name="element_by_availability"),
             models.Index(

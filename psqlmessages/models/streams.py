@@ -34,9 +34,6 @@ class Subscription(models.Model):
 
     class Meta:
         ordering: ClassVar = ["topic", "ident"]
-        permissions: ClassVar = [
-            ("operate_streams", "Can move and delete subscriptions in the monitor"),
-        ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["ident", "topic"], name="subscription_is_unique"),
             models.CheckConstraint(

@@ -10,6 +10,7 @@ from django.conf import settings
 
 VIEW_MONITOR: Final = "psqlmessages.view_monitor"
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
+VIEW_ELEMENTS: Final = "psqlmessages.view_element"
 SEND_TEST_MESSAGES: Final = "psqlmessages.send_test_messages"
 
 

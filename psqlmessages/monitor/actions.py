@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
-from django.apps import apps
 from django.contrib import messages
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import DatabaseError, transaction
@@ -21,11 +20,10 @@ from django.utils.translation import gettext as _
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.views import common_context, forbidden
+from psqlmessages.operator_log import ActionFlag, log_action
 from psqlmessages.orm import fetch
 from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json
 
-OPERATE_QUEUES: Final = "psqlmessages.operate_queues"
-OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
 RULE_FIELDS: Final = ("role", "ident", "type", "dest", "mode")
 
 _LOCK_TIMEOUT: Final = "10s"
@@ -40,6 +38,7 @@ Fields = dict[str, list[str]]
 class Action(Generic[Target]):
     """An action on an object, which asks for confirmation first.
 
+    The user needs all ``permissions``.
     ``describe`` returns sentences about what the action will affect, with numbers and names. It may
     change the posted fields: the confirmation posts the changed fields. ``run`` returns a sentence
     for the log about what the action did. Both raise ValidationError if a field is wrong, and
@@ -48,7 +47,7 @@ class Action(Generic[Target]):
     """
 
     label: Any
-    permission: str
+    permissions: tuple[str, ...]
     describe: Callable[[Target, Fields], Sequence[str]]
     run: Callable[[Target, Fields], str]
     is_destructive: bool = False
@@ -63,8 +62,9 @@ def perform(
     ``overrides`` replace posted fields. If ``describe`` or ``run`` fails, the page shows the error
     instead of a button.
     """
-    if not request.user.has_perm(action.permission):
-        return forbidden(request, action.permission)
+    for permission in action.permissions:
+        if not request.user.has_perm(permission):
+            return forbidden(request, permission)
     fields = dict(request.POST.lists())
     is_confirmed = bool(fields.pop(_CONFIRMED, None))
     fields.pop("csrfmiddlewaretoken", None)
@@ -80,7 +80,8 @@ def perform(
                 return render(request, "psqlmessages/monitor/action.html", context)
             fetch("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT], database())
             text = action.run(target, fields)
-            _log_action(request, target, text, is_addition=action.is_addition)
+            flag = ActionFlag.ADDITION if action.is_addition else ActionFlag.CHANGE
+            log_action(request.user, target, flag, text)
     except (MessagesError, ImproperlyConfigured, DatabaseError) as error:
         context["errors"] = [_("Nothing was changed."), str(error).strip()]
         context["rule"] = missing_rule(error, back_url)
@@ -90,6 +91,12 @@ def perform(
         messages.success(request, text, fail_silently=True)
         return redirect(back_url)
     return render(request, "psqlmessages/monitor/action.html", context, status=400)
+
+
+def allowed_actions(request: HttpRequest, actions: Mapping[str, Action[Any]]) -> set[str]:
+    """Return the names of the actions that the user may perform."""
+    user = request.user
+    return {name for name, action in actions.items() if user.has_perms(action.permissions)}
 
 
 def missing_rule(error: Exception, back_url: str) -> dict[str, str]:
@@ -143,13 +150,3 @@ def parse_time(text: str) -> datetime:
             _("%(text)r is not a time: choose a date and a time.") % {"text": text}
         )
     return make_aware(at) if is_naive(at) else at
-
-
-def _log_action(request: HttpRequest, target: Model, text: str, *, is_addition: bool) -> None:
-    """Add an entry to the history of an object, if the project uses the admin."""
-    if not apps.is_installed("django.contrib.admin"):
-        return
-    from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
-
-    flag = ADDITION if is_addition else CHANGE
-    LogEntry.objects.log_actions(request.user.pk, [target], flag, text, single_object=True)

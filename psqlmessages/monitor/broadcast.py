@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.monitor.history import HISTORY_SECONDS, RATE_SECONDS, MessageRecord, TopicHistory
 from psqlmessages.monitor.json_views import to_json
-from psqlmessages.monitor.queries import MAX_RULES, RuleRow
+from psqlmessages.monitor.queries import MAX_RULES
 from psqlmessages.monitor.status import UNREACHABLE
 from psqlmessages.monitor.topic_list import PAGE_SIZE, TopicPage, TopicQuery
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # Send an update at least this often: a page without updates shows that its connection is lost.
 _HEARTBEAT_SECONDS: Final = 1.0
-# If more than this number of rows of the topic list have changed, send them once per second.
+# If more rows of the topic list than this have changed, send them only once per second.
 _MAX_ROWS_PER_TICK: Final = 200
 # Each point of a sparkline is the message count of this many seconds.
 BUCKET_SECONDS: Final = 10
@@ -40,7 +41,7 @@ class Broadcast:
         self._sent_at = 0.0
         # The highest number of the messages and events that were sent.
         self._sent_number = 0
-        # The counts of this second and later ones were not sent yet.
+        # The first second whose counts were not sent yet.
         self._first_unsent_second = int(time.time())
         # Changes of the topic list that were not sent yet.
         self._changed_topics: dict[str, TopicHistory] = {}
@@ -76,18 +77,21 @@ class Broadcast:
         if not has_changes and now - self._sent_at < _HEARTBEAT_SECONDS:
             return
         common = to_json({"now": now, **changes})
-        lists = self._encode_lists(second, sends_rows=sends_rows)
-        details = self._encode_details(second)
+        changed_topics = self._changed_topics if sends_rows else {}
+        updates: dict[tuple[Any, ...], str] = {}
         for viewer in list(self._observer.viewers):
             if not viewer.has_started or not viewer.check_ready():
                 continue
             if viewer.is_behind or not viewer.is_checked:
                 self.send_snapshot(viewer, now)
-            elif viewer.topic is None:
-                viewer.send_frame("update", common, lists[viewer.query])
-            else:
-                key = (viewer.topic, viewer.access.can_view_bodies)
-                viewer.send_frame("update", common, details[key])
+                continue
+            key = (viewer.topic, viewer.query, viewer.access.can_view_bodies)
+            if key not in updates:
+                updates[key] = self._encode_update(viewer, second, changed_topics)
+            viewer.send_frame("update", common, updates[key])
+        if sends_rows:
+            self._changed_topics = {}
+        self._sent_pages = dict(self._observer.pages)
         self._sent_at = now
         self._sent_number = self._observer.history.last_number
         self._first_unsent_second = second
@@ -104,29 +108,6 @@ class Broadcast:
             active = {name: t for name, t in history.topics.items() if t.last_at >= since}
             self._changed_topics.update(active)
 
-    def _encode_lists(self, second: int, *, sends_rows: bool) -> dict[TopicQuery, str]:
-        """Encode the changes of the viewed pages of the list of topics."""
-        topics, pages = self._observer.history.topics, self._observer.pages
-        changed = self._changed_topics if sends_rows else {}
-        lists = {}
-        for query in {each.query for each in self._observer.viewers if each.topic is None}:
-            page, sent = pages.get(query, TopicPage()), self._sent_pages.get(query)
-            new = set(page.names).difference(sent.names if sent else ())
-            # A row that is not new gets the last two points of the sparkline: the first of the two
-            # may have been sent before its interval ended.
-            rows = [
-                topic_row(topics[name], second, _BUCKETS if name in new else 2)
-                for name in page.names
-                if name in topics and (name in new or name in changed)
-            ]
-            is_changed = query in pages and page != sent
-            shown = _list_json(query, page) if is_changed else {}
-            lists[query] = to_json({"topics": rows, **shown})
-        if sends_rows:
-            self._changed_topics = {}
-        self._sent_pages = dict(pages)
-        return lists
-
     def _common_changes(self, now: float) -> dict[str, Any]:
         """Collect the changes that every page shows: new events, status, health, topic count."""
         history, changes = self._observer.history, {}
@@ -137,17 +118,15 @@ class Broadcast:
                 self._sent_fields[name] = changes[name] = value
         return changes
 
-    def _encode_details(self, second: int) -> dict[tuple[str, bool], str]:
-        """Encode the changes of viewed topics, by topic and whether bodies are included."""
-        details = {}
-        for viewer in self._observer.viewers:
-            if viewer.topic is None:
-                continue
-            key = (viewer.topic, viewer.access.can_view_bodies)
-            if key not in details:
-                after, seconds = self._sent_number, range(self._first_unsent_second, second)
-                details[key] = self._encode_topic(*key, second, after, seconds)
-        return details
+    def _encode_update(
+        self, viewer: Viewer, second: int, changed_topics: dict[str, TopicHistory]
+    ) -> str:
+        if viewer.topic is None:
+            sent = self._sent_pages.get(viewer.query)
+            return self._encode_list(viewer.query, second, sent, changed_topics)
+        seconds = range(self._first_unsent_second, second)
+        with_bodies = viewer.access.can_view_bodies
+        return self._encode_topic(viewer.topic, with_bodies, second, self._sent_number, seconds)
 
     # Snapshots
 
@@ -162,15 +141,7 @@ class Broadcast:
             }
         )
         if viewer.topic is None:
-            pages = self._observer.pages
-            page = pages.get(viewer.query, TopicPage())
-            rows = [
-                topic_row(history.topics[name], second, _BUCKETS)
-                for name in page.names
-                if name in history.topics
-            ]
-            shown = _list_json(viewer.query, page) if viewer.query in pages else {}
-            return common, to_json({"topics": rows, **shown})
+            return common, self._encode_list(viewer.query, second)
         return common, self._encode_topic(viewer.topic, viewer.access.can_view_bodies, second)
 
     def _common_fields(self, now: float) -> dict[str, Any]:
@@ -180,6 +151,29 @@ class Broadcast:
             "health": observer.health and asdict(observer.health),
             "topic_count": observer.history.topic_count,
         }
+
+    def _encode_list(
+        self,
+        query: TopicQuery,
+        second: int,
+        sent: TopicPage | None = None,
+        changed_topics: Container[str] = (),
+    ) -> str:
+        """Encode a page of the topic list: the rows that changed, or are not in ``sent``."""
+        topics, page = self._observer.history.topics, self._observer.pages.get(query)
+        names = page.names if page else ()
+        new = set(names).difference(sent.names if sent else ())
+        # A row that is not new gets the last two points of the sparkline: the first of the two may
+        # have been sent before its interval ended.
+        rows = [
+            topic_row(topics[name], second, _BUCKETS if name in new else 2)
+            for name in names
+            if name in topics and (name in new or name in changed_topics)
+        ]
+        contents: dict[str, Any] = {"topics": rows}
+        if page is not None and page != sent:
+            contents["list"] = {**query._asdict(), "size": PAGE_SIZE, **page._asdict()}
+        return to_json(contents)
 
     def _encode_topic(
         self,
@@ -193,15 +187,14 @@ class Broadcast:
         details = topic_details(
             topic, second, with_bodies=with_bodies, after=after, seconds=seconds
         )
-        rules = topic_rules(self._observer.rules.get(name))
-        return to_json({"topic": {**details, **topic_members(topic), **rules}})
+        # None if they could not be read.
+        rules = self._observer.rules.get(name)
+        details["rules"] = rules and [rule._asdict() for rule in rules[:MAX_RULES]]
+        details["has_more_rules"] = len(rules or ()) > MAX_RULES
+        return to_json({"topic": {**details, **topic_members(topic)}})
 
 
 # Contents of frames
-
-
-def _list_json(query: TopicQuery, page: TopicPage) -> dict[str, Any]:
-    return {"list": {**query._asdict(), "size": PAGE_SIZE, **page._asdict()}}
 
 
 def topic_row(topic: TopicHistory, second: int, bucket_count: int) -> dict[str, Any]:
@@ -270,16 +263,6 @@ def topic_members(topic: TopicHistory, limit: int = _MAX_NAMES) -> dict[str, Any
         "sender_count": len(topic.senders),
         "listeners": sorted(topic.listeners)[:limit],
         "listener_count": len(topic.listeners),
-    }
-
-
-def topic_rules(rules: list[RuleRow] | None) -> dict[str, Any]:
-    """Describe the rules for a topic; ``rules`` is null if they could not be read."""
-    if rules is None:
-        return {"rules": None, "has_more_rules": False}
-    return {
-        "rules": [rule._asdict() for rule in rules[:MAX_RULES]],
-        "has_more_rules": len(rules) > MAX_RULES,
     }
 
 

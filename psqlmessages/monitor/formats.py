@@ -1,15 +1,20 @@
-"""Durations, counts and commands as text."""
+"""Durations, counts, lists of names and commands as text."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from shlex import quote
 from typing import Final
 
 from django.utils.translation import gettext
 
+from psqlmessages.models.names import isolate
+
 # Elements and messages are counted up to this number.
 MAX_COUNTED: Final = 10_000
+# A text lists at most this number of names.
+MAX_NAMES: Final = 10
 
 
 def format_age(age: timedelta | float | None) -> str:
@@ -33,11 +38,17 @@ def format_count(number: int | None, limit: int = MAX_COUNTED) -> str:
     return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
 
 
+def list_names(names: Sequence[str]) -> str:
+    """List at most ``MAX_NAMES`` names; ``none`` if there is no name."""
+    more = ", …" if len(names) > MAX_NAMES else ""
+    return ", ".join(map(isolate, names[:MAX_NAMES])) + more or gettext("none")
+
+
 def allow_command(role: str, ident: str, type_: str, dest: str, mode: str) -> str:
     """Return the command that adds a rule, or adds the mode to an existing rule.
 
-    Empty values become placeholders: ROLE, TYPE, NAME and MODE. If only the mode is unknown, the
-    call needs both W and R.
+    Empty values become the placeholders ROLE, TYPE, NAME and MODE. If ``dest`` is known, an empty
+    mode becomes RW.
     """
     mode = mode or ("RW" if dest else "MODE")
     arguments = f"{quote(ident)} {mode} {type_ or 'TYPE'} {quote(dest or 'NAME')}"

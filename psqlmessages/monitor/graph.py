@@ -14,9 +14,9 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from psqlmessages.exchanges.model import QueueRef
+from psqlmessages.exchanges.model import FALLBACK_QUEUES, QueueRef
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
-from psqlmessages.exchanges.store.route_graph import build_graph
+from psqlmessages.exchanges.store.route_graph import find_cycles
 from psqlmessages.exchanges.store.stats import (
     EXISTS,
     MAX_LISTED,
@@ -73,9 +73,7 @@ async def read_graph() -> str | None:
     if rows is None:
         return None
     exchanges = [_describe_exchange(row) for row in rows[:MAX_EXCHANGES]]
-    names: dict[str, set[str]] = defaultdict(set)
-    for ref in _queue_refs(exchanges):
-        names[ref.namespace].add(ref.name)
+    names = _queue_names(exchanges)
     queues = await asyncio.gather(*(_read_queues(*item) for item in names.items()))
     _mark_cycles(exchanges)
     return to_json(
@@ -100,10 +98,21 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
         if rows is None:
             _skipped_until[alias] = time.monotonic() + _SKIP_SECONDS
     columns_by_name = {name: columns for name, *columns in rows or ()}
-    return [
-        _describe_queue(alias, name, columns_by_name.get(name), has_sizes=rows is not None)
-        for name in sorted(names)
-    ]
+    queues = []
+    for name in sorted(names):
+        # A queue without a row does not exist yet: it is empty.
+        key, is_paused, sizes = columns_by_name.get(name, (None, False, [0, 0, 0]))
+        queues.append(
+            {
+                "ns": alias,
+                "queue": name,
+                "id": key,
+                "is_paused": is_paused,
+                # Available, scheduled and reserved; MAX_LISTED + 1 means more than MAX_LISTED.
+                "sizes": None if rows is None else [min(size, MAX_LISTED + 1) for size in sizes],
+            }
+        )
+    return queues
 
 
 def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
@@ -124,39 +133,24 @@ def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
-def _describe_queue(
-    alias: str, name: str, row: list[Any] | None, *, has_sizes: bool
-) -> dict[str, Any]:
-    # A queue without a row does not exist yet: it is empty.
-    key, is_paused, sizes = row or (None, False, [0, 0, 0])
-    return {
-        "ns": alias,
-        "queue": name,
-        "id": key,
-        "is_paused": is_paused,
-        # Available, scheduled and reserved; MAX_LISTED + 1 means more than MAX_LISTED.
-        "sizes": [min(size, MAX_LISTED + 1) for size in sizes] if has_sizes else None,
-    }
+def _queue_names(exchanges: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """Return the names of the queues to draw by namespace: sources, destinations, fallback queues.
 
-
-def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
-    """Collect the queues to draw: sources, destinations, ``__no_route__``, ``__too_many_hops__``.
-
-    The last two are included only if an exchange has counted elements for them.
+    A fallback queue is drawn only if an exchange has counted elements for it.
     """
-    refs: set[QueueRef] = set()
+    names: dict[str, set[str]] = defaultdict(set)
     for exchange in exchanges:
-        source = QueueRef(*exchange["source"])
-        refs |= {source, *(QueueRef(*route["to"]) for route in exchange["destinations"])}
-        for outcome in ("no_route", "too_many_hops"):
+        for namespace, name in (exchange["source"], *(d["to"] for d in exchange["destinations"])):
+            names[namespace].add(name)
+        for outcome, name in FALLBACK_QUEUES.items():
             if exchange["counts"].get(outcome):
-                refs.add(QueueRef(source.namespace, f"__{outcome}__"))
-    return refs
+                names[exchange["source"][0]].add(name)
+    return names
 
 
 def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
     """Add ``is_in_cycle`` to each destination."""
-    graph = build_graph(
+    cycles = find_cycles(
         DefinedExchange(
             exchange["name"],
             QueueRef(*exchange["source"]),
@@ -164,10 +158,11 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
         )
         for exchange in exchanges
     )
-    in_cycle = {(e.exchange, e.destination_position) for e in graph.edges if e.is_in_cycle}
+    numbers = {queue: number for number, cycle in enumerate(cycles) for queue in cycle}
     for exchange in exchanges:
-        for position, destination in enumerate(exchange["destinations"]):
-            destination["is_in_cycle"] = (exchange["name"], position) in in_cycle
+        number = numbers.get(QueueRef(*exchange["source"]), -1)
+        for route in exchange["destinations"]:
+            route["is_in_cycle"] = numbers.get(QueueRef(*route["to"])) == number
 
 
 @require_safe

@@ -116,8 +116,8 @@ class TopicHistory:
     """A topic: its senders and listeners, totals since the monitor started, and last messages.
 
     ``exists``: a query has found the topic in the database. ``created_number``: the number of the
-    first message or event after this record was created; 0 if ``exists``. The result of a query
-    that started earlier may lack the topic.
+    first message or event after this record was created, because a query that started earlier may
+    not find the topic; 0 after a query has found it.
     """
 
     name: str

@@ -283,15 +283,12 @@ async def _read_namespaces() -> dict[str, list[Rows | None] | None]:
     """Read all namespaces, the project's own first, without the alias for direct connections."""
     own, direct = resolve_alias(None), direct_alias()
     aliases = [own, *(alias for alias in namespaces() if alias not in (own, direct))]
-    answers = await asyncio.gather(*map(_read_namespace, aliases))
-    return dict(zip(aliases, answers, strict=True))
-
-
-async def _read_namespace(alias: str) -> list[Rows | None] | None:
     queries = (_INSTALLED_QUERY, _DATABASE_QUERY, _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
-    return await read_once(
-        "metrics", alias, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS
+    reads = (
+        read_once("metrics", alias, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS)
+        for alias in aliases
     )
+    return dict(zip(aliases, await asyncio.gather(*reads), strict=True))
 
 
 class MetricsCollector:

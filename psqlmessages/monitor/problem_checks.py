@@ -20,7 +20,6 @@ from psqlmessages.cli.doctor_checks import (
     transaction_finding,
 )
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
-from psqlmessages.models.names import isolate
 from psqlmessages.monitor.formats import (
     MAX_COUNTED,
     allow_command,
@@ -105,7 +104,7 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
                 "Find and correct the cause of the failures, then redrive or delete the dead"
                 " letters."
             )
-        sentence = text.format(number=format_count(number), queue=isolate(queue))
+        sentence = text.format(number=format_count(number), queue=queue)
         yield Problem(queue, Severity.ERROR, sentence, Link("queue", queue), cure, since)
 
 
@@ -135,8 +134,8 @@ _WAITING_QUERY: Final = f"""
 )
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, since, has_consumer, exchange, is_running in rows:
+        severity = Severity.WARNING if has_consumer else Severity.ERROR
         if has_consumer:
-            severity = Severity.WARNING
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: the consumers are too slow."
             )
@@ -144,7 +143,6 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 "Start more consumers, or check whether the same elements fail repeatedly."
             )
         elif exchange is not None:
-            severity = Severity.ERROR
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: the exchange “{exchange}”"
                 " takes no elements."
@@ -156,7 +154,6 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 cure = gettext("Start the exchange: {command}")
             cure = cure.format(command=command)
         else:
-            severity = Severity.ERROR
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
             )
@@ -164,9 +161,7 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 "Start the program that takes these elements. The queue's page lists the nodes that"
                 " may take them."
             )
-        sentence = text.format(
-            queue=isolate(queue), age=format_age(now - since), exchange=isolate(exchange or "")
-        )
+        sentence = text.format(queue=queue, age=format_age(now - since), exchange=exchange)
         yield Problem(queue, severity, sentence, Link("queue", queue), cure, since)
 
 
@@ -184,7 +179,7 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
             "The queue “{queue}” is paused: {number} element waiting.",
             "The queue “{queue}” is paused: {number} elements waiting.",
             number,
-        ).format(queue=isolate(queue), number=format_count(number))
+        ).format(queue=queue, number=format_count(number))
         cure = gettext("Resume the queue when its consumers are ready.")
         yield Problem(queue, Severity.WARNING, sentence, Link("queue", queue), cure, since)
 
@@ -239,7 +234,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
                 database=namespace, statement=statement
             )
         age = "" if since is None else format_age(now - since)
-        sentence = sentence.format(name=isolate(name), queue=isolate(queue), age=age)
+        sentence = sentence.format(name=name, queue=queue, age=age)
         yield Problem(name, severity, sentence, Link("exchanges"), cure, since)
 
 
@@ -259,9 +254,7 @@ def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
         else:
             text = gettext("The job “{job}” has sent no heartbeat for {age}.")
         reason = error or gettext("no error was recorded")
-        sentence = text.format(
-            job=isolate(job), error=isolate(reason), age=format_age(now - since)
-        )[:300]
+        sentence = text.format(job=job, error=reason, age=format_age(now - since))[:300]
         cure = gettext("Start the job again, or delete it in the admin if it is not needed.")
         yield Problem(job, Severity.ERROR, sentence, Link("traffic"), cure, since)
 
@@ -273,9 +266,9 @@ _OLDEST_UNREAD: Final = """
     SELECT m.published_at FROM psqlmessages_streammessage AS m
     WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
 """
-# The first column: whether the subscription has expired. Messages that an expired subscription
-# missed may have been removed. They were published after its last read, or at the time of the
-# oldest message that is left. OFFSET 0 keeps the subquery apart, so that LIMIT ends the search.
+# The first column: whether the subscription has expired. It then misses messages since its last
+# read, or since the oldest unread message that is still stored, if that is older. OFFSET 0 keeps
+# the subquery apart, so that LIMIT ends the search.
 _SUBSCRIPTIONS_QUERY: Final = f"""(
     SELECT true, s.ident, s.topic, least(unread.at, s.pinged_at), s.pinged_at, 0::bigint
     FROM (
@@ -309,8 +302,8 @@ _SUBSCRIPTIONS_QUERY: Final = f"""(
 def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
     silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
     for has_expired, ident, topic, since, pinged_at, number in rows[:MAX_PER_CHECK]:
+        severity = Severity.ERROR
         if has_expired:
-            severity = Severity.ERROR
             text = gettext(
                 "The subscription of “{node}” to “{topic}” has expired: it misses messages since"
                 " {time}."
@@ -320,7 +313,6 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
                 " delete the subscription if it is unused."
             )
         elif pinged_at < max(since, now - silence):
-            severity = Severity.ERROR
             text = ngettext(
                 "“{node}” has not read the stream “{topic}” for {silence}: {number} message,"
                 " {age} behind.",
@@ -337,10 +329,10 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
                 number,
             )
             cure = gettext("Check what keeps the node “{node}” busy, and read larger batches.")
-        cure = cure.format(node=isolate(ident))
+        cure = cure.format(node=ident)
         sentence = text.format(
-            node=isolate(ident),
-            topic=isolate(topic),
+            node=ident,
+            topic=topic,
             number=format_count(number),
             age=format_age(now - since),
             silence=format_age(now - pinged_at),
@@ -422,7 +414,7 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
                 "{number} calls of “{node}” to “{dest}” were refused: a rule is missing.",
                 number,
             )
-        sentence = text.format(number=f"{number:,}", node=isolate(ident), dest=isolate(dest))
+        sentence = text.format(number=f"{number:,}", node=ident, dest=dest)
         cure = gettext("Read the errors in the logs of the programs.")
         if ident:
             cure = gettext("Stop the calls, or allow them: {command}").format(
@@ -468,8 +460,8 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
                 usage=f"{usage:.4%}",
                 held_back=held_back,
                 pid=pid,
-                role=isolate(role),
-                program=isolate(program) or gettext("no name"),
+                role=role or "",
+                program=program or gettext("no name"),
                 activity=activity,
                 age=format_age(seconds),
             )
@@ -520,9 +512,9 @@ def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterat
             )
         sentence = text.format(
             pid=pid,
-            prepared=isolate(prepared),
-            role=isolate(role),
-            program=isolate(program) or gettext("no name"),
+            prepared=prepared,
+            role=role or "",
+            program=program or gettext("no name"),
             age=gettext("unknown") if since is None else format_age(now - since),
             number=waiting,
         )
@@ -546,5 +538,5 @@ def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem
         yield Problem("", Severity.WARNING, sentence, Link("nodes"), cure, since)
 
 
-# The checks of all problems: each has an alert in docs/monitoring/alerts.yml.
+# The names of all checks: each has an alert in docs/monitoring/alerts.yml.
 CHECK_NAMES: Final = ("database", "process", "unchecked", *(check.name for check in CHECKS))

@@ -76,21 +76,21 @@ def find_problems(
     for check, rows in answers:
         if rows is None:
             problems.append(_unchecked(check))
-        else:
-            found = check.describe(rows, now, settings)
-            problems += (replace(problem, check=check.name) for problem in found)
-    # Names may contain control characters, also characters that change the direction of text.
-    shown = [
-        replace(
-            each,
-            name=one_line(each.name),
-            sentence=one_line(each.sentence),
-            cure=one_line(each.cure),
+            continue
+        # Escape control characters in names, also those that change the direction of text: the
+        # checks need no isolate().
+        problems += (
+            replace(
+                problem,
+                name=one_line(problem.name),
+                sentence=one_line(problem.sentence),
+                cure=one_line(problem.cure),
+                check=check.name,
+            )
+            for problem in check.describe(rows, now, settings)
         )
-        for each in problems
-    ]
     # Alphabetical order puts "error" before "warning".
-    return sorted(shown, key=lambda problem: problem.severity)
+    return sorted(problems, key=lambda problem: problem.severity)
 
 
 def database_problem() -> Problem:

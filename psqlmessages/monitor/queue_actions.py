@@ -15,15 +15,9 @@ from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
 from psqlmessages.models.names import is_name, isolate, patterns
 from psqlmessages.models.rules import database
-from psqlmessages.monitor.actions import (
-    OPERATE_QUEUES,
-    Action,
-    Fields,
-    field_value,
-    parse_json,
-    read_body,
-)
-from psqlmessages.monitor.formats import format_count
+from psqlmessages.monitor.access import SEND_TEST_MESSAGES, VIEW_ELEMENTS
+from psqlmessages.monitor.actions import Action, Fields, field_value, parse_json, read_body
+from psqlmessages.monitor.formats import MAX_NAMES, format_count, list_names
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
@@ -31,8 +25,10 @@ from psqlmessages.wire import MAX_ID, EncodedBody, parse_number
 
 # Search and act on at most this many elements, the first of the queue.
 MAX_SEARCHED: Final = 10_000
-_MAX_LISTED_NODES: Final = 10
 _SHOWN_CHARACTERS: Final = 2000
+_CHANGE_QUEUE: Final = "psqlmessages.change_queue"
+_DELETE_ELEMENTS: Final = "psqlmessages.delete_element"
+_CHANGE_ELEMENTS: Final = "psqlmessages.change_element"
 _MAX_DELAY_SECONDS: Final = 999_999_999
 # The view sets this field to "yes" if the user may see bodies. Otherwise bodies are not searched.
 MAY_SEE_BODIES: Final = "may_see_bodies"
@@ -92,17 +88,13 @@ def peek(
 def list_nodes(queue: str, *modes: str) -> str:
     """List, as text, the first nodes that have a rule for a queue with one of these modes."""
     rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
-    names = (
-        rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True).distinct()
-    )
-    shown = list(names[: _MAX_LISTED_NODES + 1])
-    more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
-    return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
+    nodes = rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True)
+    return list_names(list(nodes.distinct()[: MAX_NAMES + 1]))
 
 
 def _readers_text(queue: str) -> str:
     return _("Nodes that may take from {queue}: {nodes}.").format(
-        queue=isolate(queue), nodes=isolate(list_nodes(queue, "R", "RW", "A"))
+        queue=isolate(queue), nodes=list_nodes(queue, "R", "RW", "A")
     )
 
 
@@ -126,9 +118,8 @@ def _sizes_text(queue: Queue) -> str:
 
 
 def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
-    text = _("Consumers get no more elements of {queue} until you resume it.")
     return (
-        text.format(queue=isolate(queue)),
+        _("Consumers get no more elements of {queue} until you resume it.").format(queue=queue),
         _("Nodes can still push, and can commit or roll back reserved elements."),
         _sizes_text(queue),
         _readers_text(queue.name),
@@ -142,7 +133,7 @@ def _pause(queue: Queue, _fields: Fields) -> str:
 
 def _describe_resume(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
-        _("Consumers get elements of {queue} again.").format(queue=isolate(queue)),
+        _("Consumers get elements of {queue} again.").format(queue=queue),
         _sizes_text(queue),
         _readers_text(queue.name),
     )
@@ -154,9 +145,8 @@ def _resume(queue: Queue, _fields: Fields) -> str:
 
 
 def _describe_drain(queue: Queue, _fields: Fields) -> Sequence[str]:
-    text = _("All available elements of {queue} will be permanently deleted.")
     return (
-        text.format(queue=isolate(queue)),
+        _("All available elements of {queue} will be permanently deleted.").format(queue=queue),
         _sizes_text(queue),
         _("Scheduled and reserved elements stay."),
     )
@@ -194,7 +184,7 @@ def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
         "A message of {size:,} bytes will be pushed to {queue}.",
         size,
     )
-    sentences = [text.format(size=size, queue=isolate(queue))]
+    sentences = [text.format(size=size, queue=queue)]
     if message["delay"]:
         sentences.append(_("It will be available after {delay}.").format(delay=message["delay"]))
     sentences.append(_("A consumer will process it like any other message."))
@@ -238,7 +228,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
         raise ValidationError(_("Name the queue to which the elements move."))
     if name == queue.name:
         raise ValidationError(
-            _("Name another queue: the elements are in {queue}.").format(queue=isolate(queue))
+            _("Name another queue: the elements are in {queue}.").format(queue=queue)
         )
     return name
 
@@ -246,10 +236,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
 def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
     elements = _elements_text(len(_choose(queue, fields)))
     text = _("{elements} of {queue} will be permanently deleted.")
-    return (
-        text.format(elements=elements, queue=isolate(queue)),
-        _("Reserved elements stay."),
-    )
+    return text.format(elements=elements, queue=queue), _("Reserved elements stay.")
 
 
 def _delete(queue: Queue, fields: Fields) -> str:
@@ -320,7 +307,7 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
     new_text = _("The queue {queue} does not exist. It will be created.")
     for name, ids in ids_by_queue.items():
         elements, to_queue = _elements_text(len(ids)), isolate(name)
-        sentences.append(text.format(elements=elements, queue=isolate(queue), to_queue=to_queue))
+        sentences.append(text.format(elements=elements, queue=queue, to_queue=to_queue))
         if not Queue.objects.using(database()).filter(name=name).exists():
             sentences.append(new_text.format(queue=to_queue))
         sentences.append(_readers_text(name))
@@ -340,19 +327,45 @@ def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
 
 
 def _action(
-    label: Any, describe: Callable[..., Sequence[str]], act: Callable[..., str], **options: Any
+    label: Any,
+    describe: Callable[..., Sequence[str]],
+    act: Callable[..., str],
+    *permissions: str,
+    is_destructive: bool = False,
 ) -> Action[Queue]:
-    return Action(label=label, permission=OPERATE_QUEUES, describe=describe, run=act, **options)
+    return Action(
+        label=label,
+        permissions=permissions,
+        describe=describe,
+        run=act,
+        is_destructive=is_destructive,
+    )
 
 
+# Actions on chosen elements also need VIEW_ELEMENTS: they say how many elements match a search.
 ACTIONS: Final[Mapping[str, Action[Queue]]] = {
-    "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause),
-    "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume),
-    "drain": _action(gettext_lazy("Drain"), _describe_drain, _drain, is_destructive=True),
-    "push": _action(gettext_lazy("Push a test message"), _describe_push, _push),
-    "delete": _action(
-        gettext_lazy("Delete elements"), _describe_delete, _delete, is_destructive=True
+    "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause, _CHANGE_QUEUE),
+    "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume, _CHANGE_QUEUE),
+    "drain": _action(
+        gettext_lazy("Drain"), _describe_drain, _drain, _DELETE_ELEMENTS, is_destructive=True
     ),
-    "move": _action(gettext_lazy("Move elements"), _describe_move, _move),
-    "redrive": _action(gettext_lazy("Redrive dead letters"), _describe_redrive, _redrive),
+    "push": _action(gettext_lazy("Push a test message"), _describe_push, _push, SEND_TEST_MESSAGES),
+    "delete": _action(
+        gettext_lazy("Delete elements"),
+        _describe_delete,
+        _delete,
+        VIEW_ELEMENTS,
+        _DELETE_ELEMENTS,
+        is_destructive=True,
+    ),
+    "move": _action(
+        gettext_lazy("Move elements"), _describe_move, _move, VIEW_ELEMENTS, _CHANGE_ELEMENTS
+    ),
+    "redrive": _action(
+        gettext_lazy("Redrive dead letters"),
+        _describe_redrive,
+        _redrive,
+        VIEW_ELEMENTS,
+        _CHANGE_ELEMENTS,
+    ),
 }

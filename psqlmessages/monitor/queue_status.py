@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Lock
 from time import monotonic, time
-from typing import Any, Final
+from typing import Final
 
 from psqlmessages.exchanges.store.stats import EXISTS, SIZES, WORKER_TIMEOUT_SECONDS, size_limits
+from psqlmessages.models.rules import database
 from psqlmessages.monitor.listing import fetch, read_shared
 
 # Count at most this number of elements of each state: in the list, and on the page of one queue.
@@ -22,7 +23,7 @@ _COUNTERS_QUERY: Final = f"""
         psqlmessages_queue.dead_letter_queue::text,
         psqlmessages_queue.awaited_until > statement_timestamp(),
         coalesce(c.puts, 0), coalesce(c.removed, 0), coalesce(c.handed_out, 0),
-        coalesce(c.dead_letters, 0)
+        coalesce(c.dead_letters, 0), coalesce(x.names[:5], '{{}}')
     FROM psqlmessages_queue
     LEFT JOIN (
         SELECT n.queue_id, sum(n.puts)::bigint AS puts,
@@ -31,6 +32,16 @@ _COUNTERS_QUERY: Final = f"""
             sum(n.dead_letters)::bigint AS dead_letters
         FROM psqlmessages_queuecount AS n GROUP BY n.queue_id
     ) AS c ON c.queue_id = psqlmessages_queue.id
+    LEFT JOIN (
+        SELECT e.source_queue, array_agg(e.name::text ORDER BY e.name) AS names
+        FROM psqlmessages_exchange AS e
+        WHERE e.source_namespace = %s AND e.is_running AND EXISTS (
+            SELECT FROM psqlmessages_exchangecount AS r
+            WHERE r.exchange_id = e.id AND r.outcome = 'ok'
+              AND r.seen_at > statement_timestamp() - make_interval(secs => %s)
+        )
+        GROUP BY e.source_queue
+    ) AS x ON x.source_queue = psqlmessages_queue.name
     WHERE {EXISTS}
 """  # noqa: S608 - built from constants
 _SIZES_QUERY: Final = f"""
@@ -40,14 +51,6 @@ _SIZES_QUERY: Final = f"""
         WHERE e.queue_id = psqlmessages_queue.id AND e.available_at <= statement_timestamp()
           AND e.available_at >= (SELECT messages._get_scan_start(psqlmessages_queue.id))
         ORDER BY e.available_at, e.id + 0 LIMIT 1
-    ), ARRAY(
-        SELECT x.name::text FROM psqlmessages_exchange AS x
-        WHERE x.source_queue = psqlmessages_queue.name AND x.is_running AND EXISTS (
-            SELECT FROM psqlmessages_exchangecount AS r
-            WHERE r.exchange_id = x.id AND r.outcome = 'ok'
-              AND r.seen_at > statement_timestamp() - make_interval(secs => %s)
-        )
-        ORDER BY x.name LIMIT 5
     )
     FROM psqlmessages_queue WHERE psqlmessages_queue.id = ANY (%s)
 """  # noqa: S608 - built from constants
@@ -65,7 +68,7 @@ class MonitoredQueue:
 
     :func:`add_sizes` sets the fields from ``available`` on. Elements of each state are counted up
     to ``limit`` + 1, which means more than ``limit``. ``oldest``: seconds that the first available
-    element has waited. ``exchanges``: the running exchanges that take from this queue.
+    element has waited. ``exchanges``: up to five running exchanges that take from this queue.
 
     Counters, since the queue was created: ``puts``, ``removed`` (elements that left the queue for
     any reason), ``handed_out`` (elements popped or reserved) and ``dead_letters``.
@@ -80,6 +83,7 @@ class MonitoredQueue:
     removed: int
     handed_out: int
     dead_letters: int
+    exchanges: Sequence[str]
     is_dead_letter_queue: bool = False
     rate_in: float | None = None
     rate_out: float | None = None
@@ -89,7 +93,6 @@ class MonitoredQueue:
     reserved: int = 0
     limit: int = 0
     oldest: float | None = None
-    exchanges: Sequence[str] = ()
     graph: list[int | None] = field(default_factory=list)
 
     @property
@@ -121,7 +124,8 @@ def read_queues() -> list[MonitoredQueue]:
 
 
 def _read_queues() -> list[MonitoredQueue]:
-    queues = [MonitoredQueue(*row) for row in fetch(_COUNTERS_QUERY)]
+    rows = fetch(_COUNTERS_QUERY, [database(), WORKER_TIMEOUT_SECONDS])
+    queues = [MonitoredQueue(*row) for row in rows]
     dead_letter_queues = {queue.dead_letter_queue for queue in queues}
     for queue in queues:
         queue.is_dead_letter_queue = queue.name in dead_letter_queues
@@ -138,12 +142,12 @@ def read_queue(key: int) -> MonitoredQueue | None:
 
 def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
     """Read the sizes of some queues, and their graphs."""
-    parameters = [*size_limits(limit), WORKER_TIMEOUT_SECONDS, [queue.id for queue in queues]]
+    parameters = [*size_limits(limit), [queue.id for queue in queues]]
     rows = {row[0]: row[1:] for row in fetch(_SIZES_QUERY, parameters)}
     for queue in queues:
-        sizes, queue.oldest, exchanges = rows.get(queue.id, ((0, 0, 0), None, ()))
+        sizes, queue.oldest = rows.get(queue.id, ((0, 0, 0), None))
         queue.available, queue.scheduled, queue.reserved = sizes
-        queue.limit, queue.exchanges = limit, exchanges
+        queue.limit = limit
         # The counters may have lost counts: shift the graph, so that it ends at the present number.
         correction = 0 if queue.is_estimate else queue.elements - (queue.puts - queue.removed)
         queue.graph = [
@@ -152,18 +156,17 @@ def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
         ]
 
 
-def read_rates(queue: int) -> tuple[list[float | None], list[float | None]]:
-    """Return the rates in and out of a queue by bucket; None if a rate is unknown."""
+def read_rates(queue: int) -> list[list[float | None]]:
+    """Return the rates in and the rates out of a queue by bucket; None if a rate is unknown."""
     values = list(_samples.history(queue))
-    return _growth(values, 0), _growth(values, 1)
-
-
-def _growth(values: Sequence[Any], position: int) -> list[float | None]:
     return [
-        None
-        if first is None or last is None
-        else max(0, last[position] - first[position]) / BUCKET_SECONDS
-        for first, last in pairwise(values)
+        [
+            None
+            if first is None or last is None
+            else max(0, last[position] - first[position]) / BUCKET_SECONDS
+            for first, last in pairwise(values)
+        ]
+        for position in (0, 1)
     ]
 
 

@@ -16,8 +16,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Queue
 from psqlmessages.models.rules import database
-from psqlmessages.monitor.access import VIEW_BODIES
-from psqlmessages.monitor.actions import OPERATE_QUEUES, missing_rule, perform
+from psqlmessages.monitor.access import VIEW_BODIES, VIEW_ELEMENTS
+from psqlmessages.monitor.actions import allowed_actions, missing_rule, perform
 from psqlmessages.monitor.formats import format_age, format_count
 from psqlmessages.monitor.listing import (
     PAGE_SIZE,
@@ -167,7 +167,7 @@ def queue(request: HttpRequest, name: str = "") -> HttpResponse:
         answer = "yes" if may_see_bodies else "no"
         return perform(request, action, record, object_url("queue", name), may_see_bodies=answer)
     check_parameters(request, ["name", "search", "page"])
-    may_operate = request.user.has_perm(OPERATE_QUEUES)
+    may_see_elements = request.user.has_perm(VIEW_ELEMENTS)
     context = {
         **common_context(request),
         "name": name,
@@ -180,12 +180,13 @@ def queue(request: HttpRequest, name: str = "") -> HttpResponse:
             "/0/", f"/{record.pk}/"
         ),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
-        "may_operate": may_operate,
-        "operate_permission": OPERATE_QUEUES,
+        "allowed": allowed_actions(request, ACTIONS),
+        "may_see_elements": may_see_elements,
+        "elements_permission": VIEW_ELEMENTS,
         "may_see_bodies": may_see_bodies,
         "bodies_permission": VIEW_BODIES,
     }
-    if may_operate and "fragment" not in request.GET:
+    if may_see_elements and "fragment" not in request.GET:
         context |= _elements_context(request, name, with_bodies=may_see_bodies)
     templates = {"queue": "psqlmessages/monitor/_queue.html"}
     return render_page(request, "psqlmessages/monitor/queue.html", templates, context)
@@ -223,8 +224,8 @@ def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> 
     return {
         **context,
         "elements": elements[:PAGE_SIZE],
-        "previous": _page_url(request, int(page) - 1) if int(page) > 1 else "",
-        "next": _page_url(request, int(page) + 1) if len(elements) > PAGE_SIZE else "",
+        "previous": _page_url(request, page - 1) if page > 1 else "",
+        "next": _page_url(request, page + 1) if len(elements) > PAGE_SIZE else "",
         "has_dead_letters": any(element.dead_from for element in elements),
     }
 

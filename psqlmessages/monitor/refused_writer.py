@@ -71,7 +71,15 @@ async def write_counts() -> None:
     if not (counts := refused_calls.take()):
         return
     try:
-        await _write(_limit_rules(counts))
+        if not (limited := _limit_rules(counts)):
+            return
+        dsn = complete_conninfo(direct_dsn(), "refused calls")
+        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
+            connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
+            await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
+            columns = [*map(list, zip(*limited, strict=True)), list(limited.values())]
+            await connection.execute(_ADD, columns)
+            await connection.execute(_PRUNE)
     except (psycopg.Error, OSError, ImproperlyConfigured) as error:
         refused_calls.add(counts)
         log.warning("refused calls cannot be recorded: %s", error_line(error))
@@ -91,15 +99,3 @@ def _limit_rules(counts: Counter[NeededRule]) -> Counter[NeededRule]:
         is_full = len(result) >= _MAX_RULES_PER_WRITE
         result[OTHERS if is_full else names] += count
     return result
-
-
-async def _write(counts: Counter[NeededRule]) -> None:
-    if not counts:
-        return
-    dsn = complete_conninfo(direct_dsn(), "refused calls")
-    async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-        connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
-        await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
-        columns = [*map(list, zip(*counts, strict=True)), list(counts.values())]
-        await connection.execute(_ADD, columns)
-        await connection.execute(_PRUNE)

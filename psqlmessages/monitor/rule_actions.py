@@ -43,7 +43,7 @@ def _add(rule: Auth, _fields: Fields) -> str:
 
 ADD: Final[Action[Auth]] = Action(
     label=gettext_lazy("Add this rule"),
-    permission=ADD_RULE,
+    permissions=(ADD_RULE,),
     describe=_describe,
     run=_add,
     is_addition=True,

@@ -10,7 +10,6 @@ from threading import Lock
 from time import time
 from typing import Final
 
-from psqlmessages.models import Subscription
 from psqlmessages.monitor.formats import MAX_COUNTED
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
 from psqlmessages.monitor.queue_status import BUCKET_SECONDS, BUCKETS, polylines
@@ -130,12 +129,6 @@ def read_subscriptions(
     found = [SubscriptionStatus(*row[1:]) for row in rows]
     _samples.add(found)
     return found, rows[0][0] if rows else 0
-
-
-def read_subscription(subscription: Subscription) -> SubscriptionStatus | None:
-    """Read the status of one subscription; None if it has ended."""
-    found, _ = read_subscriptions(topic=subscription.topic, node=subscription.ident)
-    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
@@ -19,9 +19,9 @@ from psqlmessages.models import Subscription
 from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.actions import (
-    OPERATE_STREAMS,
     Action,
     Fields,
+    allowed_actions,
     field_value,
     parse_time,
     perform,
@@ -46,7 +46,6 @@ from psqlmessages.monitor.stream_status import (
     last_position,
     position_at,
     read_stream_status,
-    read_subscription,
     read_subscriptions,
 )
 from psqlmessages.monitor.views import (
@@ -118,7 +117,7 @@ def stream(request: HttpRequest, name: str = "") -> HttpResponse:
         "total": total,
         "topic_url": object_url("topic", name),
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
-        "may_operate": request.user.has_perm(OPERATE_STREAMS),
+        "allowed": allowed_actions(request, ACTIONS),
         "zone": get_current_timezone_name(),
     }
     fragments = {"stream": "psqlmessages/monitor/_stream.html"}
@@ -129,10 +128,20 @@ def stream(request: HttpRequest, name: str = "") -> HttpResponse:
 
 
 def _read_status(subscription: Subscription) -> SubscriptionStatus:
-    status = read_subscription(subscription)
-    if status is None:
+    found, _total = read_subscriptions(topic=subscription.topic, node=subscription.ident)
+    if not found:
         raise ValidationError(_("The subscription has ended in the meantime."))
-    return status
+    return found[0]
+
+
+def _texts(status: SubscriptionStatus) -> dict[str, Any]:
+    return {
+        "node": isolate(status.node),
+        "stream": isolate(status.topic),
+        "number": format_count(status.unread or 0),
+        "age": format_age(status.read_age),
+        "timeout": status.timeout,
+    }
 
 
 _TARGETS: Final[Mapping[str, Callable[[str, Fields], int]]] = {
@@ -181,18 +190,13 @@ def _describe_move(subscription: Subscription, position: int, *, is_done: bool =
 
 
 def _describe_reader(status: SubscriptionStatus) -> str:
-    values = {
-        "node": isolate(status.node),
-        "age": format_age(status.read_age),
-        "timeout": status.timeout,
-    }
     if status.state == "expired":
         text = _("The subscription has expired. It starts again, with the timeout %(timeout)d s.")
     elif status.state == "alive":
         text = _("%(node)s last read %(age)s ago. It will continue at the new position.")
     else:
         text = _("%(node)s has not read for %(age)s. It will continue at the new position.")
-    return text % values
+    return text % _texts(status)
 
 
 def _describe_reset(subscription: Subscription, fields: Fields) -> list[str]:
@@ -227,19 +231,13 @@ def _reset(subscription: Subscription, fields: Fields) -> str:
 
 def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]:
     status = _read_status(subscription)
-    values = {
-        "node": isolate(status.node),
-        "stream": isolate(status.topic),
-        "number": format_count(status.unread or 0),
-        "age": format_age(status.read_age),
-    }
     text = ngettext(
         "%(node)s will not read %(number)s unread message of %(stream)s.",
         "%(node)s will not read %(number)s unread messages of %(stream)s.",
         status.unread or 0,
     )
     sentences = [
-        text % values,
+        text % _texts(status),
         _("A message is removed unless another subscription or the retention needs it."),
     ]
     if status.state == "alive":
@@ -247,7 +245,7 @@ def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]
             "%(node)s last read %(age)s ago. If this node still runs, it will subscribe again, at"
             " the end of the stream."
         )
-        sentences.append(text % values)
+        sentences.append(text % _texts(status))
     return sentences
 
 
@@ -258,11 +256,7 @@ def _delete(subscription: Subscription, _fields: Fields) -> str:
         "Deleted the subscription of %(node)s to %(stream)s, with %(number)s unread message.",
         "Deleted the subscription of %(node)s to %(stream)s, with %(number)s unread messages.",
         status.unread or 0,
-    ) % {
-        "node": isolate(status.node),
-        "stream": isolate(status.topic),
-        "number": format_count(status.unread or 0),
-    }
+    ) % _texts(status)
 
 
 def _lock(subscription: Subscription) -> Subscription:
@@ -275,14 +269,14 @@ def _lock(subscription: Subscription) -> Subscription:
 ACTIONS: Final[Mapping[str, Action[Subscription]]] = {
     "reset": Action(
         label=gettext_lazy("Reset the position"),
-        permission=OPERATE_STREAMS,
+        permissions=("psqlmessages.change_subscription",),
         describe=_describe_reset,
         run=_reset,
         is_destructive=True,
     ),
     "delete": Action(
         label=gettext_lazy("Delete the subscription"),
-        permission=OPERATE_STREAMS,
+        permissions=("psqlmessages.delete_subscription",),
         describe=_describe_deletion,
         run=_delete,
         is_destructive=True,

@@ -16,12 +16,12 @@ from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
 from psqlmessages.monitor.actions import Action, Fields, field_value, perform, read_body
+from psqlmessages.monitor.formats import MAX_NAMES, list_names
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.views import require_monitor_access, require_name
 from psqlmessages.orm import fetch, own_ident, run
 from psqlmessages.wire import EncodedBody
 
-_MAX_NODES: Final = 10
 _LISTENERS: Final = "SELECT v.listeners FROM messages.list_topics(%s::text[]) AS v"
 
 
@@ -34,15 +34,15 @@ def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
     )
     rows = fetch(_LISTENERS, [[topic.name]], database())
     subscriptions = Subscription.objects.using(database()).filter(topic=topic.name, is_alive=True)
-    subscribers = list(subscriptions.values_list("ident", flat=True)[: _MAX_NODES + 1])
+    subscribers = list(subscriptions.values_list("ident", flat=True)[: MAX_NAMES + 1])
     sentences = [
         text.format(size=size, node=isolate(own_ident())),
-        _("Nodes that listen now: {nodes}.").format(nodes=_join_names(rows[0][0] if rows else [])),
+        _("Nodes that listen now: {nodes}.").format(nodes=list_names(rows[0][0] if rows else [])),
     ]
     if _is_published(fields):
         sentences += [
             _("It will be stored, and these subscriptions will read it: {nodes}.").format(
-                nodes=_join_names(subscribers)
+                nodes=list_names(subscribers)
             ),
             _("Their nodes will process it like any other message."),
         ]
@@ -62,14 +62,9 @@ def _is_published(fields: Fields) -> bool:
     return field_value(fields, "as") == "stored"
 
 
-def _join_names(names: Sequence[str]) -> str:
-    more = ", …" if len(names) > _MAX_NODES else ""
-    return ", ".join(map(isolate, names[:_MAX_NODES])) + more or _("none")
-
-
 SEND: Final[Action[Topic]] = Action(
     label=gettext_lazy("Send a test message"),
-    permission=SEND_TEST_MESSAGES,
+    permissions=(SEND_TEST_MESSAGES,),
     describe=_describe,
     run=_send,
 )

@@ -43,23 +43,21 @@ def require_monitor_access(view: View) -> View:
 
     @wraps(view)
     def restricted(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
+        is_fragment = FRAGMENT in request.GET
         try:
-            return respond(request, *arguments, **keywords)
+            if not request.user.is_authenticated and is_fragment:
+                response = HttpResponse(gettext("You are logged out."), status=401)
+            elif not request.user.is_authenticated:
+                login_url = find_url("admin:login") or settings.LOGIN_URL
+                response = redirect_to_login(request.get_full_path(), login_url)
+            elif not load_access(request.user).can_view:
+                response = forbidden(request, VIEW_MONITOR)
+            else:
+                response = view(request, *arguments, **keywords)
         except (OperationalError, InterfaceError):
-            if FRAGMENT not in request.GET:
+            if not is_fragment:
                 raise
-            return HttpResponse(gettext("PostgreSQL cannot be reached."), status=503)
-
-    def respond(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
-        if not request.user.is_authenticated and FRAGMENT in request.GET:
-            response = HttpResponse(gettext("You are logged out."), status=401)
-        elif not request.user.is_authenticated:
-            login_url = find_url("admin:login") or settings.LOGIN_URL
-            response = redirect_to_login(request.get_full_path(), login_url)
-        elif not load_access(request.user).can_view:
-            response = forbidden(request, VIEW_MONITOR)
-        else:
-            response = view(request, *arguments, **keywords)
+            response = HttpResponse(gettext("PostgreSQL cannot be reached."), status=503)
         response.headers["Content-Security-Policy"] = content_security_policy()
         return response
 

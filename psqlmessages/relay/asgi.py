@@ -44,20 +44,33 @@ def websocket_application() -> Application:
 
     It needs the server's own ``send``, so only a ProtocolTypeRouter may wrap it.
     """
-    session_application = _with_origin_check(AuthMiddlewareStack(_router()))
-    token_application = _with_token_check(_router("ws/node/"))
+    session_application = AuthMiddlewareStack(_router())
+    token_application = _router("ws/node/")
     # Also start the writer for HTTP requests, because calls of the REST API can be refused too.
     request_started.connect(_start_writer, dispatch_uid=START_WRITER)
+
+    async def admit(scope: Any, receive: Any, send: Any) -> None:
+        token = _bearer_token(scope)
+        if token is not None:
+            # No origin check is necessary: browsers never add a token to a request.
+            claim = await in_thread(auth.read_token, token)
+            admission = (
+                {REFUSED_KEY: "the token is altered, no longer valid, or a token for REST"}
+                if claim is None
+                else {"user": claim.user, EXPIRY_KEY: claim.expires_at}
+            )
+            await token_application({**scope, **admission}, receive, send)
+        else:
+            # Refuse pages of other sites: browsers send our cookies with their requests too.
+            admitted = session_application if has_allowed_origin(scope) else _refuse
+            await admitted(scope, receive, send)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         _start_writer()
         transport = make_transport(send, get_settings().RELAY_FRAME_BYTES)
         scheme = transport.scheme or scope.get("scheme")
-        scope = {**scope, TRANSPORT_KEY: transport, "scheme": scheme}
-        has_token = _bearer_token(scope) is not None
-        inner_application = token_application if has_token else session_application
         try:
-            await inner_application(scope, receive, send)
+            await admit({**scope, TRANSPORT_KEY: transport, "scheme": scheme}, receive, send)
         except DatabaseError as error:
             log.warning("closed a WebSocket because its user could not be loaded: %s", error)
             if not transport.is_accepted:
@@ -109,35 +122,10 @@ def _bearer_token(scope: Any) -> str | None:
     return None
 
 
-def _with_token_check(application: Application) -> Application:
-    """Authenticate by token, without an origin check: browsers never add a token to a request."""
-
-    async def admit(scope: Any, receive: Any, send: Any) -> None:
-        claim = await in_thread(auth.read_token, _bearer_token(scope) or "")
-        admission = (
-            {REFUSED_KEY: "the token is altered, no longer valid, or a token for REST"}
-            if claim is None
-            else {"user": claim.user, EXPIRY_KEY: claim.expires_at}
-        )
-        await application({**scope, **admission}, receive, send)
-
-    return admit
-
-
 # The origin check, by the rules of Django's CSRF check.
 
 Origin = tuple[str, str, int]  # scheme, host and port
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
-
-def _with_origin_check(application: Application) -> Application:
-    """Refuse pages of other sites, because browsers send our cookies with their requests too."""
-
-    async def admit(scope: Any, receive: Any, send: Any) -> None:
-        admitted = application if has_allowed_origin(scope) else _refuse
-        await admitted(scope, receive, send)
-
-    return admit
 
 
 def has_allowed_origin(scope: Any) -> bool:

@@ -401,7 +401,12 @@ class Dispatcher:
         own = self._current_entry(header.get("Ident", ""))
         entries = [self._current_entry(ident) for ident in sorted(set(idents))]
         if own is not None and has_ended:
-            self._end_membership(own.ident, header)
+            event, topic = header["Evt"], header.get("Topic", "")
+            if event == "disconnect":
+                self._on_disconnected(own.ident)
+            else:
+                self._registry.on_call_succeeded(own.ident, event, topic)
+                self._gateway.forget(own.ident, JOIN_BY_LEAVE[event], topic)
             entries.append(own)
         receivers = _distinct_receivers(
             entry for entry in entries if entry is not None and (entry.wants_events or entry is own)
@@ -468,14 +473,6 @@ class Dispatcher:
             return False
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))
-
-    def _end_membership(self, ident: str, header: Header) -> None:
-        event, topic = header["Evt"], header.get("Topic", "")
-        if event == "disconnect":
-            self._on_disconnected(ident)
-            return
-        self._registry.on_call_succeeded(ident, event, topic)
-        self._gateway.forget(ident, JOIN_BY_LEAVE[event], topic)
 
 
 def _subject(header: Header) -> tuple[str, str]:

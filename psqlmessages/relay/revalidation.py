@@ -50,7 +50,7 @@ class MonitoredSocket:
     """A WebSocket, or a waiting REST request, whose user is checked while it is open."""
 
     credentials: Credentials
-    ident: str | None = None
+    ident: str | None
 
     def permits(self, user: Any) -> bool:
         """Return whether the user, just loaded, may still use the WebSocket; runs in a thread."""
@@ -69,7 +69,7 @@ class MonitoredSocket:
         """Abort the connection of a closed WebSocket whose peer does not read the buffered data."""
 
 
-# A WebSocket, and its credentials and node when the check began: both may change meanwhile.
+# A WebSocket, and its credentials and node at the start of a check; both may change during it.
 Subject = tuple[MonitoredSocket, Credentials, str | None]
 
 

@@ -108,6 +108,7 @@ class Socket(MonitoredSocket):
 
     scope: dict[str, Any]
     user: Any
+    ident: str | None = None
     # Whether the transport was closed at the last check.
     _was_closed = False
 

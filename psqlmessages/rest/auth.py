@@ -95,7 +95,7 @@ class BySession(AuthBase):
     csrf = True
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
-        """Return the caller; None if nobody has logged in, or if `ByToken` decides on a token."""
+        """Return the caller; None without a login, or if the call has a token: see `ByToken`."""
         if _bearer_token(request) is not None or not hasattr(request, "session"):
             return None
         caller = await _query(_find_caller_of_session, request)
@@ -155,11 +155,10 @@ async def _query(function: Callable[[Any], T], argument: Any) -> T:
 def _find_callers_of_tokens(tokens: list[str]) -> dict[str, ApiCaller | None]:
     claims = {token: relay_auth.read_token(token, purpose=PURPOSE) for token in tokens}
     idents = relay_auth.idents_of({claim.user.pk for claim in claims.values() if claim})
-    callers: dict[str, ApiCaller | None] = dict.fromkeys(tokens)
-    for token, claim in claims.items():
-        if claim is not None:
-            callers[token] = _build_caller(claim.user, idents, expires_at=claim.expires_at)
-    return callers
+    return {
+        token: _build_caller(claim.user, idents, expires_at=claim.expires_at) if claim else None
+        for token, claim in claims.items()
+    }
 
 
 def _find_caller_of_session(request: HttpRequest) -> ApiCaller | None:

@@ -75,7 +75,9 @@ def build_content(text: str, enc: str | None, headers: str) -> Content:
     """Convert an element's body, encoding and headers (JSON text) to a response; never fails."""
     values = json.loads(headers, parse_int=_Numeral, parse_float=_Numeral)
     data, content_type = _decode_body(text, enc, values.get(CONTENT_TYPE))
-    return Content(data, content_type, _format_headers(values, _escape_non_ascii(headers)))
+    # Escape all characters except printable ASCII; the numbers do not change.
+    as_json = _NOT_PRINTABLE_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], headers)
+    return Content(data, content_type, _format_headers(values, as_json))
 
 
 # Requests
@@ -170,8 +172,3 @@ def _format_headers(values: Mapping[str, Any], as_json: str) -> dict[str, str]:
     if len(as_json) > _MAX_ALL_HEADERS_CHARACTERS:
         return {**single, HEADERS_LENGTH: str(len(as_json))}
     return {**single, ALL_HEADERS: as_json}
-
-
-def _escape_non_ascii(text: str) -> str:
-    """Escape all characters of JSON text except printable ASCII; its numbers do not change."""
-    return _NOT_PRINTABLE_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)

@@ -34,11 +34,7 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self,
-        status: int,
-        detail: str,
-        number: int | None = None,
-        errors: list[str] | None = None,
+        self, status: int, detail: str, number: int | None = None, errors: list[str] | None = None
     ) -> None:
         super().__init__(detail)
         self.status = status

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.db import transaction
 from django.http import HttpRequest
 from ninja import Router, Status
 
@@ -19,6 +20,7 @@ from psqlmessages.exchanges.store.stats import (
     read_missing_rules,
 )
 from psqlmessages.models import Exchange
+from psqlmessages.operator_log import ActionFlag, log_action
 from psqlmessages.orm import resolve_alias
 from psqlmessages.rest import schemas
 from psqlmessages.rest.errors import ApiError
@@ -53,8 +55,7 @@ _DEFINITION_BODY = {
 
 async def _set_running(request: HttpRequest, name: str, *, is_running: bool) -> dict[str, bool]:
     check_name(name, "name")
-    using = resolve_alias(None)
-    await _run_as_staff(request, "change_exchange", repository.set_running, name, is_running, using)
+    await _run_as_staff(request, "change_exchange", _start_or_stop, request, name, is_running)
     return {"running": is_running}
 
 
@@ -132,7 +133,8 @@ async def put(request: HttpRequest, name: str, replace: bool = False):
 @router.delete("/x/{messages_name:name}", response={204: None, **ERRORS})
 async def delete(request: HttpRequest, name: str):
     """Delete an exchange, but not its queues."""
-    await _run_as_staff(request, "delete_exchange", _delete_exchange, check_name(name, "name"))
+    check_name(name, "name")
+    await _run_as_staff(request, "delete_exchange", _delete_exchange, request, name)
     return Status(204, None)
 
 
@@ -175,7 +177,11 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
     if not exists:
         _check_permission(request, "add_exchange")
     try:
-        row = repository.store(definition, replace=replace, using=using)
+        with transaction.atomic(using=using):
+            row = repository.store(definition, replace=replace, using=using)
+            flag = ActionFlag.CHANGE if exists else ActionFlag.ADDITION
+            verb = "changed" if exists else "added"
+            _log(request, row, flag, f"{verb} {definition.to_document()}")
     except repository.ExchangeExists:
         raise ApiError(409, f"exchange {name} exists: add ?replace=1 to replace it") from None
     missing = permissions.find_missing_rules([definition], using)
@@ -188,6 +194,24 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
     return Status(200 if exists else 201, answer)
 
 
-def _delete_exchange(name: str) -> None:
-    if not repository.delete([name], resolve_alias(None)):
-        raise Exchange.DoesNotExist
+def _start_or_stop(request: HttpRequest, name: str, is_running: bool) -> None:
+    using = resolve_alias(None)
+    with transaction.atomic(using=using):
+        if repository.set_running(name, is_running, using):
+            row = Exchange.objects.using(using).get(name=name)
+            _log(request, row, ActionFlag.CHANGE, "started" if is_running else "stopped")
+
+
+def _delete_exchange(request: HttpRequest, name: str) -> None:
+    using = resolve_alias(None)
+    with transaction.atomic(using=using):
+        row = repository.rows(using).get(name=name)
+        text = f"deleted {repository.to_definition(row).to_document()}"
+        _log(request, row, ActionFlag.DELETION, text)
+        if not repository.delete([name], using):
+            raise Exchange.DoesNotExist
+
+
+def _log(request: HttpRequest, exchange: Exchange, flag: ActionFlag, text: str) -> None:
+    """Add an entry to the exchange's history; call it in the transaction of the change."""
+    log_action(get_caller(request).user, exchange, flag, f"REST: {text}.")

@@ -272,11 +272,7 @@ async def remove(
 
 @router.get(
     _QUEUE,
-    response={
-        200: bytes,
-        **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
-        **ERRORS,
-    },
+    response={200: bytes, **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody), **ERRORS},
     openapi_extra=_ELEMENT_RESPONSE,
 )
 async def take(

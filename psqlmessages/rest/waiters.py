@@ -11,14 +11,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
 
 from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
-from psqlmessages.relay.revalidation import Credentials
+from psqlmessages.relay.revalidation import Credentials, MonitoredSocket
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, reserve
 from psqlmessages.retry import RateLimitedLogger
@@ -35,7 +37,7 @@ class ReserveArguments(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class WaitingRequest:
+class WaitingRequest(MonitoredSocket):
     """A request that waits for an element; the credential monitor checks it like a WebSocket.
 
     ``tid`` is the name of the request: chosen by the client, or random. Without ``waits_if_empty``,
@@ -80,10 +82,6 @@ class WaitingRequest:
 
     # Called by the credential monitor of the relay
 
-    def permits(self, _user: Any) -> bool:
-        """Allow any user whose credentials are still valid."""
-        return True
-
     def on_access_revoked(self, reason: str) -> None:
         """End the wait: the user has lost access."""
         self.fail(ApiError(401, reason))
@@ -95,9 +93,6 @@ class WaitingRequest:
     def on_unchecked(self) -> None:
         """End the wait: the credentials could not be checked for too long."""
         self.fail(ServiceUnavailable())
-
-    def abort_if_stuck(self) -> None:
-        """Do nothing: the server sends data to the client only after the wait."""
 
 
 logger: Final = logging.getLogger("psqlmessages.rest")
@@ -215,11 +210,9 @@ class QueueWaiters:
     async def _serve(self) -> None:
         """Reserve elements for the first waiters, until no element or no waiter is left."""
         while waiters := self.list_waiting():
-            arguments, count = waiters[0].reserve_arguments, 0
-            for waiter in waiters[:_MAX_RESERVED]:
-                if waiter.reserve_arguments != arguments:
-                    break
-                count += 1
+            groups = groupby(waiters[:_MAX_RESERVED], attrgetter("reserve_arguments"))
+            arguments, first_waiters = next(groups)
+            count = len(list(first_waiters))
             if await self._take(arguments, count) < count:
                 return
 

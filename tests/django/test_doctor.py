@@ -22,8 +22,8 @@ from psqlmessages.cli.doctor_checks import Check, Finding, FindingState
 from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
 from psqlmessages.handler_registry import HandlerRegistry
-from psqlmessages.management import doctor_rules
-from psqlmessages.management.doctor_rules import needed_rules
+from psqlmessages.management import database
+from psqlmessages.management.database import needed_rules
 from psqlmessages.sql import MIGRATIONS
 from tests.django.conftest import Changed, finding_of
 from tests.django.pgbouncer import pgbouncer
@@ -62,7 +62,7 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World):
 
 def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settings, capsys):
     handlers = HandlerRegistry()
-    monkeypatch.setattr(doctor_rules, "registry", handlers)
+    monkeypatch.setattr(database, "registry", handlers)
     settings.PSQLMESSAGES = {"NODE": "new shop"}
     handlers.on_topic("NEWS*", node="reader")(print)
     handlers.on_topic("NEWS")(print)
@@ -89,7 +89,7 @@ def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settin
     said = capsys.readouterr().out
     assert re.search(r"are no rules\n.+ a rule allows it\n.+'new shop', .+'NEWS\*'", said)
     settings.PSQLMESSAGES = {}
-    monkeypatch.setattr(doctor_rules, "registry", HandlerRegistry())
+    monkeypatch.setattr(database, "registry", HandlerRegistry())
     (found,) = wrong()
     assert found.why.endswith("; NODE and TOPIC stand for your names")
 

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psqlmessages.exchanges import (
-    CompiledExchange,
-    RoutingResult,
-    SelectorInput,
-    route,
-)
+from psqlmessages.exchanges import CompiledExchange, RoutingResult, SelectorInput, route
 from psqlmessages.exchanges.model import NO_ROUTE_ACTIONS
 from psqlmessages.exchanges.routing import RouteCache, read_hop_count
 from tests.django.processes import run_python

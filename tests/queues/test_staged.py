@@ -179,9 +179,8 @@ def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader):
     subscriber.payloads()
     loader.publish(0, 4, loader.stage("a", "b"), loader.stage(('"c"', "json", None, None), "d"))
     rows = subscriber.read("SUB", "T")
-    assert [(row.payload, row.enc) for row in rows] == [
-        ("a", None), ("b", None), ('"c"', "json"), ("d", None),
-    ]  # fmt: skip
+    found = [(row.payload, row.enc) for row in rows]
+    assert found == [("a", None), ("b", None), ('"c"', "json"), ("d", None)]
     # As is a reader that waits for elements.
     loader.world.rules("user2 GET Queue Q R 1")
     subscriber.ok("queue_listen", "GET", "Q")

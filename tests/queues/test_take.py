@@ -70,9 +70,8 @@ def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(queue: Queu
     queue.push("b", delay=60)
     queue.push("a")
     rows = queue.reader.elements("peek", "GET", "Q")
-    assert [(row.body, row.state, row.queue) for row in rows] == [
-        ("a", "available", "Q"), ("b", "scheduled", "Q"),
-    ]  # fmt: skip
+    found = [(row.body, row.state, row.queue) for row in rows]
+    assert found == [("a", "available", "Q"), ("b", "scheduled", "Q")]
     assert [row.body for row in queue.reader.elements("peek", "GET", "Q", 1)] == ["a"]
     without = queue.reader.elements("peek", "GET", "Q", None, False)
     assert [row.body for row in without] == [None] * 2

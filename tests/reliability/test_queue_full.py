@@ -17,7 +17,6 @@ from django.db import OperationalError, transaction
 from psycopg import errors
 
 from project.postgres import Server
-from project.postgres.binaries import major_version
 from psqlmessages import Node, Options, PubSub
 from psqlmessages.cli import doctor_checks
 from psqlmessages.cli.doctor_checks import Finding, FindingState
@@ -27,6 +26,7 @@ from tests.conftest import TestedServer
 from tests.django.conftest import finding_of
 from tests.django.waiting import wait_until
 from tests.exchanges.field import working
+from tests.migrated_cluster import major_version
 from tests.reliability.counts import report, size
 from tests.reliability.faults import copies, django_on, running_exchange, until
 from tests.sql.conftest import Program, World

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.contrib.admin.models import LogEntry
 
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.rest.callers import Answer, Caller
@@ -74,6 +75,9 @@ def test_it_starts_stopped_or_running_is_replaced_if_asked_and_deleted(staff: Ca
     assert staff.call("DELETE", "x/x1").status == 204
     for call in ("GET x/x1", "DELETE x/x1", "POST x/x1/start", "POST x/x1/stop"):
         assert staff.call(*call.split()).status == 404
+    texts = [f"added {DEFINITION}", "stopped", f"changed {other}", "started", f"deleted {other}"]
+    logged = LogEntry.objects.filter(object_repr="x1").order_by("pk")
+    assert [each.change_message for each in logged] == [f"REST: {text}." for text in texts]
 
 
 def test_all_errors_are_reported_with_their_places_and_nothing_is_stored(staff: Caller):

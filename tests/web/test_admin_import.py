@@ -21,6 +21,7 @@ OLD, NEW = (
     RuleEntry("user1", "NEW", "Topic", "T", "R", 9),
 )
 CHANGED = OLD._replace(mode="W", timeout=10)
+DANGER = ("input", {"type": "submit", "class": "psqlmessages-danger", "value": DO})
 SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
 
@@ -53,7 +54,10 @@ def test_a_confirmed_change_is_made_and_names_affected_nodes(listener: Admin):
     listener.world.rule(*NEW._replace(ident="GONE"))
     page = upload(listener, CHANGED, NEW)
     assert "1 added, 1 changed, 0 removed" in page.text, "what it does not name stays"
+    assert DANGER not in page.tags
     page = upload(listener, CHANGED, NEW, replace=True)
+    assert "Affected connected nodes: OLD ." in page.text
+    assert DANGER in page.tags
     assert "1 added, 1 changed, 1 removed" in page.text
     assert "added user1 NEW Topic T R 9" in page.text
     assert "changed user1 OLD Topic T R → W 9 → 10" in page.text
@@ -61,16 +65,14 @@ def test_a_confirmed_change_is_made_and_names_affected_nodes(listener: Admin):
     assert rules() == {OLD, NEW._replace(ident="GONE")}, "nothing is done yet"
     page = listener.send(page, DO)
     assert page.messages == [
-        "Imported: 1 added, 1 changed, 1 removed.",
-        "Immediately: OLD no longer listens to T.",
+        "Imported: 1 added, 1 changed, 1 removed.", "Immediately: OLD no longer listens to T.",
         "Applies to the connected node OLD.",
-    ]
+    ]  # fmt: skip
     assert rules() == {CHANGED, NEW}
     assert set(history()) == {
-        "Import: added NEW (user1): R Topic T, 9 s.",
-        "Import: mode: R → W; timeout: 9 → 10.",
+        "Import: added NEW (user1): R Topic T, 9 s.", "Import: mode: R → W; timeout: 9 → 10.",
         "Import: deleted GONE (user1): R Topic T.",
-    }
+    }  # fmt: skip
     exported = listener.client.get(f"{RULES}export/")
     assert exported["Content-Type"] == "application/json"
     assert exported["Content-Disposition"].startswith('attachment; filename="psqlmessages-')
@@ -89,9 +91,8 @@ def test_web_identities_are_imported_and_removed_by_their_names(admin: Admin):
     assert "removed user1" not in page.text, "a part that is not in the document stays"
     page = upload(admin, web_identities=(Identity("alice", None, "b"),))
     alice.delete()
-    assert admin.send(page, DO).messages == [
-        "Nothing was saved. There is no user alice for the ident b."
-    ]
+    refusal = "Nothing was saved. There is no user alice for the ident b."
+    assert admin.send(page, DO).messages == [refusal]
 
 
 def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Admin):
@@ -143,10 +144,8 @@ def test_an_altered_old_or_foreign_plan_is_not_done(admin: Admin, monkeypatch):
     ]
     monkeypatch.setattr(rule_transfer, "_LIFETIME", timedelta(seconds=-1))
     answers.append(admin.send(page, DO))
-    for answer in answers:
-        assert answer.messages == [
-            "Nothing was saved: the page has expired or was altered. Choose the document again."
-        ]
+    text = "Nothing was saved: the page has expired or was altered. Choose the document again."
+    assert [answer.messages for answer in answers] == [[text]] * 3
     assert not rules()
 
 

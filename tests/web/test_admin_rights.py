@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core import checks
 from django.db import connection
@@ -30,6 +31,7 @@ from tests.web.pages import (
     page_of,
 )
 from tests.web.test_admin_exchanges import new
+from tests.web.test_admin_nodes import ARCHIVE_RULE
 
 MODELS = (
     Auth, Client, models.Destination, models.Element, Exchange, PipelineJob, Queue,
@@ -111,6 +113,20 @@ def test_a_view_only_user_changes_nothing_and_sees_no_action(filled: Admin):
     assert {path: status for path, status in answers.items() if status != 403} == {}
     for path, values in actions():
         viewer.client.post(path, values)
+    assert stored() == before
+
+
+def test_an_action_that_cannot_be_logged_changes_nothing(filled: Admin, monkeypatch):
+    Queue.objects.update(is_paused=True)
+    models.Element.objects.update(headers={"x-dl-from-queue": "__deadletter__"})
+    pages = tuple(f"/{name}/" for name in ("elements", "archive", "rules"))
+    forms = [*actions(), *(each for each in posts().items() if each[0].endswith(pages))]
+    filled.world.rules(ARCHIVE_RULE)
+    before, client = stored(), filled.client
+    client.handler.enforce_csrf_checks = client.raise_request_exception = False
+    monkeypatch.setattr(LogEntry, "__init__", None)
+    done = [values for path, values in forms if client.post(path, values).status_code != 500]
+    assert [values["action"] for values in done] == ["pause_selected", "delete_empty"]
     assert stored() == before
 
 

@@ -187,9 +187,8 @@ async def test_a_revoked_right_is_reported_once(world: World, hub: Hub, more: in
         pass
     assert await err(hub.run("D1", d1, "topic_notify", "W")) == 53
     assert await err(hub.init("D1", d1)) == 5
-    assert [event for event in d1.events if " D1" in event] == [
-        "topic_unlisten D1 T", "topic_unnotify D1 W", "disconnect D1",
-    ]  # fmt: skip
+    ended = [event for event in d1.events if " D1" in event]
+    assert ended == ["topic_unlisten D1 T", "topic_unnotify D1 W", "disconnect D1"]
     assert d1.bodies == []
     assert deaf.events == ["topic_unlisten A2 T", "disconnect A2"]
 

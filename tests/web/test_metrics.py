@@ -99,9 +99,8 @@ def test_each_database_with_the_schema_is_a_namespace(settings: Settings, world:
     settings.PSQLMESSAGES = METRICS
     with namespace("eu"), namespace("bare", NAME="postgres"), namespace("direct"):
         text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
-    assert re.findall(r"database_up\{(.*)", text) == [
-        'namespace="default"} 1.0', 'namespace="eu"} 1.0'
-    ]  # fmt: skip
+    found = re.findall(r"database_up\{(.*)", text)
+    assert found == ['namespace="default"} 1.0', 'namespace="eu"} 1.0']
     assert set(re.findall('rules\\{namespace="(.*?)"', text)) == {"default", "eu"}
 
 

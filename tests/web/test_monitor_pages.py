@@ -190,9 +190,7 @@ def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
     assert LogEntry.objects.get().change_message.startswith("Published a test message")
 
 
-def test_stored_messages_are_found_by_time_and_text(
-    database: World, monkeypatch: pytest.MonkeyPatch
-):
+def test_stored_messages_are_found_by_time_and_text(database: World, monkeypatch):
     database.rules("user1 S Topic T W 60", "user2 L Topic T R 60")
     database.program("user2").got("L", "T")
     sender = database.program("user1")

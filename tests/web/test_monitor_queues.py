@@ -10,14 +10,17 @@ from django.test import Client
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.models import Queue
+from psqlmessages.models import Exchange, Queue
 from psqlmessages.monitor import listing
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
+from tests.web.measured import count
 from tests.web.pages import logged_in, rule_fields
 
 ROLE = Server.owner
 LIST, ORDERS = "/monitor/queues/", "/monitor/queues/orders/"
+NEEDED = dict.fromkeys(("pause", "resume"), "change_queue") | {"push": "send_test_messages"}
+NEEDED |= dict.fromkeys(("drain", "delete"), "delete_element") | {"move": "change_element"}
 ODD = "a//b \N{RIGHT-TO-LEFT OVERRIDE}<b>"
 
 
@@ -38,7 +41,7 @@ def queues(database: World, settings: Settings, monkeypatch) -> World:
 
 
 def operator(*permissions: str) -> Client:
-    return logged_in("view_monitor", "operate_queues", *permissions)
+    return logged_in("view_monitor", "view_element", *{*NEEDED.values()}, *permissions)
 
 
 def names(client: Client, query: str) -> list[str]:
@@ -65,6 +68,14 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
     shown = {query: names(client, query) for query in cases}
     assert shown | {"?q=": sorted(shown["?q="])} == cases | {"?q=": sorted(everything)}
     assert shown["?q="][0] == "orders"
+    exchange = Exchange.objects.create(
+        name="X", source_queue="orders", source_namespace="elsewhere"
+    )
+    count(exchange, ("ok", -1, 1))
+    assert names(client, "?state=unread&q=o") == ["orders"]
+    Exchange.objects.update(source_namespace="default")
+    assert names(client, "?state=unread&q=o") == []
+    assert "exchange X" in client.get(LIST).text
     wrong = (
         "?sort=size", "?x=1", "?q=a&q=b", "?fragment=x", "?state=x", "?page=0", "?page=x",
         "?page=0000000019999999", f"?page=000000001{'0' * 5000}", "?page=10001",
@@ -84,7 +95,9 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
 
 @pytest.mark.usefixtures("queues")
 def test_elements_are_shown_and_found_with_the_permission():
-    assert "operate_queues" in logged_in("view_monitor").get(ORDERS).text
+    blind = logged_in("view_monitor", *{*NEEDED.values()})
+    assert "permission <code>psqlmessages.view_element" in blind.get(ORDERS).text
+    assert blind.post(ORDERS, {"action": "move", "all": "1", "search": "one"}).status_code == 403
     some, everything = operator(), operator("view_bodies")
     for search, found in {"one": 1, "ITALY": 0, "it": 1, "": 4, str(key_of("orders")): 1}.items():
         text = everything.get(ORDERS, {"search": search}).text
@@ -142,8 +155,13 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 def test_an_action_says_what_it_affects_and_is_logged(case: Any):
     action, fields, question, text, left = case
     given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
-    assert logged_in("view_monitor").post(ORDERS, {"action": action}).status_code == 403
-    client, orders = operator(), Queue.objects.get(name="orders")
+    own, orders = NEEDED[action], Queue.objects.get(name="orders")
+    client = logged_in("view_monitor", "view_element", own)
+    others = logged_in("view_monitor", "view_element", *{*NEEDED.values()} - {own})
+    refused = others.post(ORDERS, {"action": action, "confirmed": "1"})
+    assert (refused.status_code, f"psqlmessages.{own}<" in refused.text) == (403, True)
+    shown = [f'value="{action}"' in each.get(ORDERS).text for each in (client, others)]
+    assert shown == [action != "resume", False]
     asked = client.post(ORDERS, {"action": action, **given})
     assert question in re.sub("[\u2068\u2069]", "", asked.text)
     assert (orders.elements.count(), LogEntry.objects.count()) == (4, 0)
@@ -163,10 +181,8 @@ def test_a_wrong_action_changes_nothing_and_says_why(queues: World):
         given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
         for more in {}, {"confirmed": "1"}:
             answer = client.post(ORDERS, {"action": action, **given, **more})
-            said[action, text] = (
-                answer.status_code,
-                text in re.sub("[\u2068\u2069]", "", answer.text),
-            )
+            shown = re.sub("[\u2068\u2069]", "", answer.text)
+            said[action, text] = answer.status_code, text in shown
     assert set(said.values()) == {(400, True)}, said
     assert client.post(ORDERS, {"action": "x"}).status_code == 400
     queues.execute("UPDATE messages.auth SET mode = 'R' WHERE ident = 'example'")
@@ -182,6 +198,9 @@ def test_a_wrong_action_changes_nothing_and_says_why(queues: World):
 def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     client, address = operator(), object_url("queue", "__deadletter__")
     assert "failed 3 times in" in client.get(address).text
+    other = logged_in("view_monitor", "view_element", "delete_element")
+    assert ["redrive" in each.get(address).text for each in (client, other)] == [True, False]
+    assert other.post(address, {"action": "redrive", "ids": "1"}).status_code == 403
     key = key_of("__deadletter__")
     given = {"action": "redrive", "ids": str(key), "confirmed": "1"}
     asked = client.post(address, {"action": "redrive", "ids": f"{key},1"})

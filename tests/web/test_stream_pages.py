@@ -101,7 +101,7 @@ def test_a_gap_in_the_samples_is_no_zero(database: World, reader: Program, monke
 def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: Program):
     # Otherwise housekeeping may remove messages that READER has read.
     Topic.objects.update(retention=3600)
-    client = logged_in("view_monitor", "operate_streams")
+    client = logged_in("view_monitor", "change_subscription", "delete_subscription")
     assert "Read again from the start" in text(client, STREAM)
     assert reader.got("READER", "S", 600) == ["1", "2", "3"]
     query = "SELECT published_at FROM psqlmessages_streammessage ORDER BY id"
@@ -143,10 +143,15 @@ def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: P
 
 def test_actions_need_permission_rule_and_lock(database: World, reader: Program, monkeypatch):
     url = f"/monitor/subscriptions/{Subscription.objects.get().pk}/delete/"
-    watcher = logged_in("view_monitor")
-    assert "Actions" not in text(watcher, STREAM)
-    assert "operate_streams" in watcher.post(url, {"confirmed": "1"}).text
-    chief = logged_in("view_monitor", "operate_streams")
+    assert "Actions" not in text(logged_in("view_monitor"), STREAM)
+    chief = logged_in("view_monitor", "delete_subscription")
+    changer = logged_in("view_monitor", "change_subscription")
+    buttons = "Read again from", "Delete the sub"
+    found = [[each in text(client, STREAM) for each in buttons] for client in (chief, changer)]
+    assert found == [[False, True], [True, False]]
+    assert "psqlmessages.delete_subscription" in changer.post(url, {"confirmed": "1"}).text
+    reset = chief.post(url.replace("delete", "reset"), {"to": "end", "confirmed": "1"})
+    assert "psqlmessages.change_subscription" in reset.text
     assert chief.get(url).status_code == 405
     monkeypatch.setattr(actions, "_LOCK_TIMEOUT", "50ms")
     with reader.connection.transaction():

@@ -16,15 +16,7 @@ from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
 from psqlmessages.cli.output import fail
 from psqlmessages.client.calls import translate_error
-from psqlmessages.management import (
-    access,
-    database,
-    definitions,
-    doctor_rules,
-    exchange,
-    pipeline,
-    run,
-)
+from psqlmessages.management import access, database, exchange, pipeline, run
 from psqlmessages.orm import direct_dsn, resolve_alias
 from psqlmessages.retry import error_line
 
@@ -44,7 +36,7 @@ class Command(BaseCommand):
             help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
         # These replace commands of the console script, and also use Django.
-        replacements = (database.PRUNE, doctor_rules.COMMAND)
+        replacements = (database.PRUNE, database.DOCTOR)
         names = {command.name for command in replacements}
         unchanged = (command for command in COMMANDS if command.name not in names)
         additional = (
@@ -52,7 +44,7 @@ class Command(BaseCommand):
             run.COMMAND,
             access.ALLOW,
             access.DENY,
-            definitions.COMMAND,
+            access.DEFINITIONS,
             exchange.COMMAND,
             pipeline.COMMAND,
             access.TOKEN,

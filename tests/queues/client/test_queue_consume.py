@@ -79,9 +79,8 @@ def test_elements_acknowledged_in_the_loop_are_left(queues: World, writer: Node,
             assert reader.rollback(seen[1], delay=HOURS)
             break
     assert reader.counters.lost_leases == 0
-    assert [row[:2] for row in state(queues)] == [
-        ("second", 1), ("rollback", 1), ("release", 0), ("lease", 1),
-    ]  # fmt: skip
+    found = [row[:2] for row in state(queues)]
+    assert found == [("second", 1), ("rollback", 1), ("release", 0), ("lease", 1)]
 
 
 def test_lost_leases_are_reported_and_expired_elements_are_not_returned(

@@ -85,7 +85,7 @@ function drawingOf(element) {
   return drawings.get(element);
 }
 
-/** The chart of an element. Its tooltip, the texts of the window under the pointer, stays if the chart is drawn again. */
+/** The chart of an element. Its tooltip describes the window under the pointer, and stays if the chart is drawn again. */
 class Drawing {
   #element;
   #tooltip = h("p", { class: "tooltip", hidden: "" });

@@ -2,7 +2,7 @@
 
 // A running job without lag has counted all messages that are older than this.
 const DELAY_SECONDS = 3;
-// Show the value of a window once this much of it is counted; of a shorter window, once it is complete.
+// Show the value of a window after this many of its seconds are counted. A shorter window must be complete.
 const MIN_SECONDS = 60;
 
 /**
