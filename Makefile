@@ -110,6 +110,7 @@ check-deploy: .venv/deploy  ## check the Dockerfile, compose.yaml, the Kubernete
 	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
 	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.readthedocs .readthedocs.yaml
 	@.venv/deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
 

@@ -1,5 +1,7 @@
 """The fixture `server`: the test database, and its address for each role."""
 
+import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,15 @@ hypothesis_settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.load_profile("untimed")
+
+
+def installed(*programs: str) -> str:
+    """Return the path of one that exists, or skip the test; fail in CI, which installs them."""
+    path = next(filter(None, map(shutil.which, programs)), None)
+    if path is None:
+        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
+        give_up(f"{programs[0]} is not installed (see CONTRIBUTING.md)")
+    return path
 
 
 @dataclass(frozen=True)

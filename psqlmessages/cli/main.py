@@ -63,6 +63,8 @@ def execute(arguments: argparse.Namespace) -> int:
         return FAILED
     except (MessagesError, psycopg.Error, OSError, ValueError) as error:
         print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
+        if isinstance(error, MessagesError) and error.number is not None:
+            print(f"See {error.url}", file=sys.stderr)
         return FAILED
     finally:
         if is_main:

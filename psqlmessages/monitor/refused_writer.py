@@ -21,10 +21,10 @@ from psqlmessages.retry import RateLimitedLogger, error_line
 
 INTERVAL_SECONDS: Final = 5.0
 _QUERY_TIMEOUT_SECONDS: Final = 5
-# The table keeps at most this number of rows, those that changed last.
+# The table keeps at most this number of rows: the rows that changed last.
 MAX_ROWS: Final = 1000
-# A write adds at most this number of missing rules, those that caused the most refused calls. The
-# refused calls that lack other rules are counted in one more row.
+# A write adds at most this number of missing rules: the rules that the most refused calls lacked.
+# One more row counts the refused calls that lacked other rules.
 _MAX_RULES_PER_WRITE: Final = 100
 _RETENTION_DAYS: Final = 7
 

@@ -17,10 +17,11 @@ from psqlmessages.rest.errors import ApiError
 
 
 class ErrorBody(Schema):
-    """An error: the reason, and the error number if it has one."""
+    """An error: the reason; the error number and the address of its documentation if it has one."""
 
     detail: str
     err: int | None = None
+    url: str | None = None
 
 
 class ErrorList(ErrorBody):

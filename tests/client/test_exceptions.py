@@ -32,6 +32,7 @@ assert not [name for name in sys.modules if name.split('.')[0] == 'django']
 def test_an_error_is_found_by_its_number_and_says_what_to_do():
     error = error_for(9, "Topic X is not existent")
     assert type(error) is exceptions.TopicNotExistent
+    assert error.__notes__ == [f"See {error.url}"]
     insert = "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES ('ROLE', "
     for number, text, values in (
         (2, "cannot use Queue to it's", "'NODE', 'Queue', 'it''s', 'RW', 60)"),

@@ -126,21 +126,25 @@ def test_the_sql_example_of_the_readme_pushes_and_takes(world: World):
     assert json.loads(shop.query(pop)) == {"order": 2}
 
 
-def test_the_two_commands_of_the_readme_are_targets_of_the_makefile():
+def test_documented_targets_are_in_the_makefile():
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"run", "test"} <= set(targets)
     assert re.findall(r"^\$ make (\S+)", README, re.MULTILINE) == ["run", "test"]
+    text = "\n".join(path.read_text() for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
+    assert set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", text, re.MULTILINE)) <= set(targets)
 
 
 def test_links_to_the_site_and_files_named_to_contributors_exist():
     texts = [README, *(path.read_text() for path in (ROOT / "psqlmessages").rglob("*.*[ysl]"))]
-    linked = {page for text in texts for page in re.findall(f"{DOCS_URL}([a-z/-]+)/", text)}
-    assert {"tutorial", "choose"} <= linked
-    named = re.findall(
-        r"`((?:docs|psqlmessages|tests)/\S+\.\w+)`", (ROOT / "CONTRIBUTING.md").read_text()
-    )
+    address = re.compile(rf"(?:{DOCS_URL}|{{DOCS_URL}})([a-z/-]+)/")
+    linked = {page for text in texts for page in address.findall(text)}
+    assert {"tutorial", "choose", "reference/settings"} <= linked
+    pages = "".join(path.read_text() for path in ROOT.glob("*.md"))
+    files = re.findall(r"\]\((?!https:|#)([^)#]+)", pages)
+    files += re.findall(r"`((?:docs|psqlmessages|tests)/\S+\.\w+)`", pages)
+    pages += "".join(path.read_text() for path in (ROOT / "pyproject.toml", *DOCS.rglob("*.md")))
+    files += re.findall(r"/psqlmessages/(?:blob/|tree/)?main/([^\s)>\"]+)", pages)
     missing = [page for page in linked if not (DOCS / f"{page}.md").exists()]
-    assert missing + [file for file in named if not any(ROOT.glob(file))] == []
+    assert missing + [file for file in files if not any(ROOT.glob(file))] == []
 
 
 def test_each_promise_stands_in_the_docs_and_has_a_test():

@@ -21,11 +21,6 @@ from tests.web.browser import chromium
 ROOT = Path(__file__).parents[2]
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
@@ -38,7 +33,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def address(site: Path) -> Iterator[str]:
-    handler = partial(Quiet, directory=site)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}/"

@@ -6,55 +6,48 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from configparser import ConfigParser
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import dedent
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-import pytest
 
 from project.postgres.ports import free_port
-from tests.conftest import TestedServer
+from tests.conftest import TestedServer, installed
 from tests.django.waiting import wait_until
 from tests.migrated_cluster import LOGIN_ROLES
 
-# Debian's package puts it where an ordinary user's PATH does not look.
-PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-
-CONFIGURATION = """
-[databases]
-* = host=127.0.0.1 port={server_port}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = scram-sha-256
-auth_file = {folder}/users.txt
-pool_mode = {pool_mode}
-default_pool_size = {pool_size}
-logfile = {folder}/log
-"""
+# The configuration of the page.
+PAGE = (Path(__file__).parents[2] / "docs/how-to/pgbouncer.md").read_text()
+CONFIGURATION = dedent(PAGE.split("```ini\n")[1].split("```")[0])
 
 
 @contextmanager
 def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Iterator[str]:
     """Yield the address of the test database behind a PgBouncer, for the owner."""
-    if PROGRAM is None:
-        pytest.skip("no pgbouncer here: apt-get install pgbouncer")
+    # Debian's package puts it where an ordinary user's PATH does not look.
+    program = installed("pgbouncer", "/usr/sbin/pgbouncer")
     url = urlsplit(server.url())
     # Not under pytest's folders, which are closed to other users: it refuses to run as root.
     folder = Path(tempfile.mkdtemp(prefix="pgbouncer-"))
     port = free_port()
     passwords = server.server.home.passwords
     roles = (*LOGIN_ROLES, server.server.owner)
-    configuration = CONFIGURATION.format(
-        server_port=url.port, port=port, folder=folder, pool_mode=pool_mode, pool_size=pool_size
-    )
+    configuration = ConfigParser()
+    configuration.read_string(CONFIGURATION)
+    configuration["databases"] = {"*": f"host=127.0.0.1 port={url.port}"}
+    configuration["pgbouncer"].update({
+        "listen_port": str(port), "unix_socket_dir": "", "auth_file": f"{folder}/users.txt",
+        "pool_mode": pool_mode, "default_pool_size": str(pool_size), "logfile": f"{folder}/log",
+    })  # fmt: skip
     try:
         users = "".join(f'"{role}" "{passwords.get(role)}"\n' for role in roles)
         (folder / "users.txt").write_text(users)
-        (folder / "pgbouncer.ini").write_text(configuration)
-        with run(folder):
+        with (folder / "pgbouncer.ini").open("w") as file:
+            configuration.write(file)
+        with run(program, folder):
             netloc = url.netloc.replace(f":{url.port}", f":{port}")
             address = urlunsplit(url._replace(netloc=netloc))
             wait_until(lambda: takes_connections(address))
@@ -64,13 +57,13 @@ def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Itera
 
 
 @contextmanager
-def run(folder: Path) -> Iterator[None]:
+def run(program: str, folder: Path) -> Iterator[None]:
     user = None
     if os.geteuid() == 0:
         user = pwd.getpwnam("nobody").pw_uid
         for path in (folder, *folder.iterdir()):
             os.chown(path, user, -1)
-    process = subprocess.Popen([PROGRAM or "", "--quiet", str(folder / "pgbouncer.ini")], user=user)
+    process = subprocess.Popen([program, "--quiet", str(folder / "pgbouncer.ini")], user=user)
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -21,15 +22,13 @@ from zipfile import ZipFile
 import django
 import psycopg
 import pytest
+from django.core.management import load_command_class
 from playwright.sync_api import expect
 
 from project.postgres.ports import free_port
 from psqlmessages import checks
-from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
-from psqlmessages.cli.main import add_commands
 from psqlmessages.conf import Settings
-from psqlmessages.management import access, database, exchange, pipeline, run
 from tests.conftest import TestedServer
 from tests.django.processes import environment, run_python
 from tests.django.waiting import wait_until
@@ -124,6 +123,22 @@ def test_the_sdist_has_docs_and_tests_and_the_wheel_all_that_runs(sdist: Path, w
     held = {name for name in ZipFile(wheel).namelist() if name.startswith("psqlmessages/")}
     assert held == files("psqlmessages")
     assert {"typed", "sql", "js", "html"} <= {name.rpartition(".")[2] for name in held}
+
+
+def test_the_wheel_the_changelog_and_the_release_agree_with_the_project(wheel: Path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    with ZipFile(wheel) as archive:
+        text = archive.read(f"psqlmessages-{project['version']}.dist-info/METADATA").decode()
+    assert re.findall(r"^Classifier: (.*)", text, re.MULTILINE) == project["classifiers"]
+    assert dict(re.findall(r"^Project-URL: (.*), (.*)", text, re.MULTILINE)) == project["urls"]
+    assert text.endswith(f"\n\n{README}")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[(\d.*?)\]", changelog, re.MULTILINE)[1] == project["version"]
+    release = (ROOT / ".github/workflows/release.yml").read_text()
+    extras = set(project["optional-dependencies"])
+    released = shlex.split(re.search("for extra in (.*); do", release)[1])
+    assert {"", *extras} == set(EXTRAS) == set(released)
+    assert extras == set(re.findall(r"psqlmessages\[(\w+)\]", GUIDE[1]))
 
 
 @pytest.mark.nightly  # downloads 500 MB
@@ -270,6 +285,7 @@ def clean(server: TestedServer) -> None:
         superuser.execute("DROP ROLE IF EXISTS shop")
 
 
+# At each push the newcomer follows three pages; all of them take about 4 minutes.
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pages", [3, pytest.param(len(PAGES), marks=pytest.mark.nightly)])
 def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer, pages: int):
@@ -318,34 +334,21 @@ def test_every_command_is_on_its_page_with_all_its_options():
         )
         for section in COMMANDS_MD.split("\n## ")[1:]
     }
-    assert documented == dict(parsed())
-
-
-def test_the_options_of_the_pipeline_are_on_its_pages():
+    found = dict(parsed())
+    jobs = [found.pop(name) for name in list(found) if name.startswith("pipeline")]
+    assert documented == found
     pages = [(ROOT / f"docs/reference/{page}.md").read_text() for page in ("jobs", "archive")]
-    add_commands(parser := argparse.ArgumentParser(), [pipeline.COMMAND])
-    options, parsers = set(), [parser]
-    for each in parsers:  # `archive` has both options and subcommands
-        for action in each._actions:
-            options |= {*action.option_strings}
-            parsers += getattr(action.choices, "values", list)()
-    assert options - {"-h", "--help"} <= set(re.findall(r"--[a-z-]+", "".join(pages)))
+    documented_options = set(re.findall(r"--[a-z][a-z-]*", "".join(pages)))
+    assert documented_options == set().union(*(options for options, _ in jobs))
 
 
 def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
-    parser = argparse.ArgumentParser()
-    add_commands(
-        parser,
-        (
-            *(*COMMANDS, database.INSTALL, run.COMMAND, access.ALLOW, access.DENY, access.TOKEN),
-            *(access.DEFINITIONS, exchange.COMMAND),
-        ),
-    )
-    for name, command in commands_of(parser):
-        options = {option for action in command._actions for option in action.option_strings}
+    command = load_command_class("psqlmessages", "psqlmessages")
+    for name, parser in commands_of(command.create_parser("manage.py", "psqlmessages")):
+        options = {option for action in parser._actions for option in action.option_strings}
         arguments = [
             f"[{action.metavar}]" if action.nargs in ("?", "*") else str(action.metavar)
-            for action in command._actions
+            for action in parser._actions
             if not action.option_strings
         ]
         yield name, (options - {"-h", "--help"}, arguments)
@@ -356,7 +359,9 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
-                inner = list(commands_of(command)) or [("", command)]
+                inner = list(commands_of(command))
+                if not inner or len(command._actions) > 2:  # `archive` has options and subcommands
+                    inner.append(("", command))
                 yield from ((f"{name} {own}".strip(), last) for own, last in inner)
 
 

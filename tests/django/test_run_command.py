@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from django.core.management import CommandError, ManagementUtility, call_command
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, CallTimeout, NotConnected
 from tests.client.proxy import Proxy
+from tests.conftest import installed
 from tests.django.processes import ROOT, manage, run_python, start
 from tests.django.shop import WORK
 from tests.django.waiting import answer_to, wait_until
@@ -57,9 +57,18 @@ def test_the_units_are_valid_and_all_deployed_commands_exist(tmp_path: Path):
         elif program.endswith("daphne"):
             CommandLineInterface().parser.parse_args([first, *words])
     assert len(commands) == 12
-    if analyze := shutil.which("systemd-analyze"):
-        verify = [analyze, "verify", *copies]
-        assert subprocess.check_output(verify, stderr=subprocess.STDOUT, timeout=60) == b""
+    verify = [installed("systemd-analyze"), "verify", *copies]
+    assert subprocess.check_output(verify, stderr=subprocess.STDOUT, timeout=60) == b""
+
+
+def test_deployed_settings_read_the_secret_of_kubernetes(monkeypatch):
+    settings: dict[str, Any] = {"DATABASES": {"default": {}}}
+    secret = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    for name in re.findall(r"--from-literal=(\w+)=", secret):
+        monkeypatch.setenv(name, f"<{name}>")
+    code = (ROOT / "docs/how-to/systemd.md").read_text().split("```")[1].removeprefix("python\n")
+    exec(code, settings)  # noqa: S102 - the page is ours
+    assert settings["DATABASES"]["default"]["PASSWORD"] == "<DATABASE_PASSWORD>"
 
 
 def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():

@@ -14,11 +14,6 @@ PAGE = PAGE_FILE.read_text()
 RULES = ("Topic ORDERS RW", "Queue WORK W")
 
 
-def first(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    return found.group(1)
-
-
 def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Path):
     world.rules(
         *(f"{world.owner.query('SELECT session_user')} pipeline {rule} 10" for rule in RULES)
@@ -31,6 +26,8 @@ def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Pat
     names = {"spark": spark, "df": df.select("body"), "live": live, "graphs": []}
     for page, number in (("pipeline", 1), ("archive", 0), ("jobs", 0)):
         text = PAGE_FILE.with_name(f"{page}.md").read_text()
+        for rules in re.findall(r"```sql\n(.*?)```", text, re.DOTALL):
+            world.execute(rules)
         code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number]
         code = code.replace(".awaitTermination()", "").replace('"/data/', f'"{tmp_path}/')
         exec(code.replace('"checkpoints/', f'"{tmp_path}/'), names)  # noqa: S102 - our own page
@@ -45,13 +42,14 @@ def named_in(section: str) -> str:
 
 
 def test_the_first_example_runs(spark: SparkSession, world: World, tmp_path: Path, capsys):
-    world.execute(first("sql"))
+    rules, code = re.findall(r"```(?:sql|python)\n(.*?)```", PAGE, re.DOTALL)[:2]
+    world.execute(rules)
     world.execute("UPDATE psqlmessages_topic SET retention = 3600")
     world.rules("user1 SHOP Topic ORDERS W 10", "user1 OTHER Topic ORDERS W 10")
     shop = world.program("user1")
     for ident, body in (("SHOP", "a"), ("SHOP", "order 2"), ("OTHER", "b"), ("SHOP", "order 3")):
         shop.ok("publish", ident, "ORDERS", body)
-    code = first("python").replace('"checkpoints/', f'"{tmp_path}/')
+    code = code.replace('"checkpoints/', f'"{tmp_path}/')
     exec(compile(code, "docs/reference/pipeline.md", "exec"), {})  # noqa: S102 - our own page
     printed = re.findall(r"^print.*# (.*)$", code, re.MULTILINE)
     assert capsys.readouterr().out.split("\n")[:-1] == printed

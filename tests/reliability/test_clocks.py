@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import struct
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ import pytest
 
 from project.postgres import Server
 from psqlmessages import Node
-from tests.conftest import TestedServer
+from tests.conftest import TestedServer, installed
 from tests.django.processes import talking
 from tests.reliability.counts import report, size
 from tests.reliability.faults import django_on, until
@@ -37,9 +36,7 @@ class FalseClock:
     """A clock that some processes use instead of the machine's: it differs by a set time."""
 
     def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler here, which a false clock needs: apt-get install gcc")
+        compiler = installed("cc")
         folder.chmod(0o755)  # for the server's account too
         library, self._file = folder / "false_time.so", folder / "seconds"
         subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, SOURCE], check=True)

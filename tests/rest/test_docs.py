@@ -2,16 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
 from django.test import Client
 
 from psqlmessages.rest import bodies, namespaces
 from psqlmessages.rest.api import api
+from tests.conftest import installed
 from tests.rest.callers import Caller
 from tests.rest.test_exchanges import PERMISSIONS
 from tests.sql.conftest import World
@@ -21,26 +20,17 @@ from tests.web.site import ROOT, Site
 __all__ = ["browser", "visitors"]
 
 PAGE = (ROOT / "docs/reference/rest.md").read_text(encoding="utf-8")
-ELLIPSIS = "…"
-
-
-def examples() -> Iterator[tuple[str, str]]:
-    for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
-        for command, shown in re.findall(
-            r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE
-        ):
-            yield command, shown.strip()
+EXAMPLE = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE)
 
 
 def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable[..., Caller]):
-    if shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
+    installed("curl")
     wanda = caller("wanda", "worker", is_staff=True, permissions=PERMISSIONS)
     variables = {
         **site._environment(), "API": f"{site.url}/api",
         "TOKEN": wanda.headers["Authorization"].removeprefix("Bearer "), "PATH": os.environ["PATH"],
     }  # fmt: skip
-    for command, shown in examples():
+    for command, shown in EXAMPLE.findall(PAGE):
         lease = rest.owner.query(
             "SELECT id || '.' || lease FROM psqlmessages_element WHERE lease IS NOT NULL"
         )
@@ -49,7 +39,7 @@ def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable
             env={**variables, "LEASE": lease or ""},
             cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
-        pattern = ".*".join(map(re.escape, shown.split(ELLIPSIS)))
+        pattern = ".*".join(map(re.escape, shown.strip().split("…")))
         found = told.stdout.replace("\r", "").strip()
         assert re.fullmatch(pattern, found, re.DOTALL), f"{command}\n{told.stdout}\n{told.stderr}"
 

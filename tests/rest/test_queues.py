@@ -179,6 +179,7 @@ def test_a_queue_is_configured_and_removed_by_rules_of_mode_a(worker: Caller, re
     worker.push("orders")
     refused = worker.call("DELETE", at("orders"))
     assert (refused.status, refused.json["err"]) == (409, 66)
+    assert refused.json["url"].endswith("/reference/errors/#error-66")
     lease = worker.take("orders", reserve=1).lease
     given_back = worker.call("PATCH", at("orders", "rollback", lease))
     assert given_back.json == {"done": True, "dead_lettered": True}

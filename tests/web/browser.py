@@ -1,8 +1,6 @@
 """A real browser for the tests: the system's Chromium, driven by Playwright."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from playwright.sync_api import (
 )
 
 from project.postgres import Server
+from tests.conftest import installed
 
 if TYPE_CHECKING:
     from tests.web.site import Site
@@ -46,12 +45,7 @@ TELL_VIOLATIONS = """
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    path = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    if path is None:
-        why = "Chromium is not installed (see CONTRIBUTING.md)"
-        if os.environ.get("CI"):
-            pytest.fail(why)
-        pytest.skip(why)
+    path = installed("chromium-headless-shell", "chromium")
     expect.set_options(timeout=PATIENCE_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page, Route, expect
 
 from project.postgres import Server
 from psqlmessages import Node
@@ -251,11 +251,15 @@ def test_failed_registrations_are_repeated(begin: Begin, relay: World, table: st
     assert heard(page, "got") == ["web.alice", "mine"]
 
 
-def example(page: str) -> str:
+def block(page: str, language: str) -> str:
+    text = (ROOT / f"docs/reference/{page}.md").read_text()
+    (found,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return found
+
+
+def example(page: str, language: str = "js") -> str:
     """Return the JavaScript of a page of the docs as a function."""
-    (text,) = re.findall(
-        r"```js\n(.*?)```", (ROOT / f"docs/reference/{page}.md").read_text(), re.DOTALL
-    )
+    text = block(page, language)
     for folder, named in (("psqlmessages/", '"../psqlmessages/'), ("psqlmessages/monitor/", '"./')):
         imported = rf'import (\{{.*\}}) from {re.escape(named)}(.*)";'
         text = re.sub(imported, rf'const \1 = await import("/static/{folder}\2");', text)
@@ -265,11 +269,14 @@ def example(page: str) -> str:
 def test_the_examples_of_the_pages_run_as_they_stand(visitors: Visitors, site: Site, relay: World):
     for ident, kind, dest, mode in (
         ("chat/*", "Topic", "ROOM", "RW"), ("chat/*", "Rpc", "worker", "W"),
-        ("worker", "Topic", "OTHER", "R"), ("example.monitor.*", "Topic", "*", "O"),
+        ("worker", "Topic", "OTHER", "R"), ("web/*", "Topic", "PRICES", "R"),
+        ("shop", "Topic", "PRICES", "W"),
     ):  # fmt: skip
         relay.rules(f"{Server.owner} {ident} {kind} {dest} {mode} 60")
-    site.user("alice", idents=["chat/alice/*"], is_staff=True)
+    site.user("alice", idents=["chat/alice/*", "web/alice/*"], is_staff=True)
     site.user("alice", permissions=["psqlmessages.view_monitor"])
+    rule = block("monitor", "sql").replace("'shop'", f"'{Server.owner}'")
+    relay.execute(rule.replace("shop.monitor", "example.monitor"))
     page = visitors("alice")
     page.goto("/")
     with Node("worker", relay.server.url()) as worker:
@@ -280,3 +287,9 @@ def test_the_examples_of_the_pages_run_as_they_stand(visitors: Visitors, site: S
         worker.stop()
     with page.expect_console_message(lambda said: "JSHandle" in said.text or "op" in said.text):
         page.evaluate(example("monitor"))
+    shown = block("relay", "html").replace("{{ request.user.get_username }}", "alice")
+    page.evaluate("shown => document.body.innerHTML = shown", shown)
+    page.evaluate(example("relay", "javascript"))
+    price = '{"article": "apple", "price": "0.30"}'
+    relay.owner.ok("topic_send_as", "shop", "PRICES", price, None, "json")
+    expect(page.locator("#prices")).to_have_text("apple: 0.30")

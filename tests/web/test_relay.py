@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,15 +216,12 @@ def test_own_consumers_stand_beside_the_relay_which_gets_the_servers_send():
     (example,) = re.findall(r"```python\n# asgi.py, continued\n(.*?)```", RELAY, re.DOTALL)
     called: list[tuple[str, object]] = []
 
-    def application(name: str) -> Any:
-        async def called_with(_scope: object, _receive: object, send: object) -> None:
-            called.append((name, send))
-
-        return called_with
+    async def application(name: str, _scope: object, _receive: object, send: object) -> None:
+        called.append((name, send))
 
     given: dict[str, Any] = {
-        "websocket_application": lambda: application("relay"), "http": None,
-        "ChatConsumer": SimpleNamespace(as_asgi=lambda: application("own")),
+        "websocket_application": lambda: partial(application, "relay"), "http": None,
+        "ChatConsumer": SimpleNamespace(as_asgi=lambda: partial(application, "own")),
         "AuthMiddlewareStack": lambda inner: inner, "URLRouter": lambda routes: routes[0],
         "path": lambda _route, consumer: consumer, "ProtocolTypeRouter": dict,
     }  # fmt: skip

@@ -94,7 +94,9 @@ def test_reserved_elements_are_committed_or_rolled_back(run: Run, queues: World)
     assert run(*POP).returncode == 1
     assert left(queues) == (1, 0)
     wrong = run("queue", "commit", "READER", "no lease")
-    assert (wrong.returncode, wrong.stderr) == (1, "psqlmessages: 63: malformed lease: no lease\n")
+    said, address = wrong.stderr.splitlines()
+    assert (wrong.returncode, said) == (1, "psqlmessages: 63: malformed lease: no lease")
+    assert address.endswith("/reference/errors/#error-63")
 
 
 def test_it_waits_for_later_messages(server: TestedServer, queues: World, run: Run):
