@@ -19,7 +19,7 @@ from django.utils import translation
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.models import Auth, Queue
+from psqlmessages.models import Auth, Queue, StreamMessage
 from psqlmessages.monitor import graph, json_views, queries
 from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import object_url
@@ -198,14 +198,12 @@ def test_stored_messages_are_found_by_time_and_text(
     sender = database.program("user1")
     for text in "one", "two", "three":
         sender.ok("publish", "S", "T", f"<b>{text}")
-    (middle,) = database.execute(
-        "SELECT published_at FROM psqlmessages_streammessage ORDER BY id OFFSET 1 LIMIT 1"
-    ).fetchone() or ("",)
+    middle = StreamMessage.objects.order_by("id").values_list("published_at", flat=True)[1]
     everything, some = logged_in("view_monitor", "view_bodies"), logged_in("view_monitor")
 
     def shown(query: str = "", client: Client = everything) -> list[str]:
         text = client.get(f"/monitor/stored/?topic=T{query}").text
-        return re.findall(r"<pre>&lt;b&gt;(.*?)</pre>", text)
+        return re.findall(r"<pre>(?:&lt;b&gt;)?(.*?)</pre>", text)
 
     cases = {
         "": ["one", "two", "three"], "&search=T": ["two", "three"], "&search=nobody": [],
@@ -214,15 +212,27 @@ def test_stored_messages_are_found_by_time_and_text(
     }  # fmt: skip
     assert {query: shown(query) for query in cases} == cases
     assert shown(client=some) == []
-    assert "No message matches" in some.get("/monitor/stored/?topic=T&search=two").text
     monkeypatch.setattr("psqlmessages.monitor.stored_messages.PAGE_SIZE", 2)
     assert shown() == ["two", "three"]
     page = everything.get("/monitor/stored/?topic=T").text
     ((earlier,),) = [re.findall(r'rel="prev" href="\?topic=T(.*?)"', page)]
     assert shown(unescape(earlier)) == ["one", "two"]
-    for query in ("&x=1", "&after=x", f"&after={'0' * 5000}1", "&time=x"):
+    paths = [f"&search={path}" for path in ("$.", "$..id", "$.id>1", "$.x ? (1 == 1)", "x" * 201)]
+    for query in ("&x=1", "&after=x", f"&after={'0' * 5000}1", "&time=x", *paths):
         assert everything.get(f"/monitor/stored/?topic=T{query}").status_code == 400, query
     assert everything.get("/monitor/stored/?topic=NONE").status_code == 404
+    for text in '{"id": 42, "of": [{"x": "1"}, null]}', '{"id": "\\u0000"}', "{", '[{"id": "42"}]':
+        sender.ok("publish", "S", "T", text)
+    numbers = {
+        "$.id": 2, "$.id=42": 2, '$.id == "42"': 1, "$.id=4": 0, "$.of.x=1": 1, "$.of[1]": 1,
+        "$.of[1].x": 0, "$.of = null": 1, "$.id = $value": 0,
+    }  # fmt: skip
+    assert {path: len(shown(f"&search={quote(path)}")) for path in numbers} == numbers
+    for client, text, told in (
+        (some, "two", "No message matches"), (some, "$.id", "No message matches"),
+        (everything, "$..id", "Not a JSON path: $..id. Write"),
+    ):  # fmt: skip
+        assert told in client.get(f"/monitor/stored/?topic=T&search={text}").text
 
 
 @pytest.fixture
