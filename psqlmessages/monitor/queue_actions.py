@@ -97,12 +97,12 @@ def list_nodes(queue: str, *modes: str) -> str:
     )
     shown = list(names[: _MAX_LISTED_NODES + 1])
     more = ", …" if len(shown) > _MAX_LISTED_NODES else ""
-    return ", ".join(shown[:_MAX_LISTED_NODES]) + more or _("none")
+    return ", ".join(map(isolate, shown[:_MAX_LISTED_NODES])) + more or _("none")
 
 
 def _readers_text(queue: str) -> str:
     return _("Nodes that may take from {queue}: {nodes}.").format(
-        queue=isolate(queue), nodes=isolate(list_nodes(queue, "R", "RW", "A"))
+        queue=isolate(queue), nodes=list_nodes(queue, "R", "RW", "A")
     )
 
 
@@ -265,7 +265,7 @@ def _describe_move(queue: Queue, fields: Fields) -> Sequence[str]:
 def _move(queue: Queue, fields: Fields) -> str:
     name, ids = _destination(queue, fields), _choose(queue, fields)
     moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
-    return _summary(_("Moved to {queue}").format(queue=name), moved, ids)
+    return _summary(_("Moved to {queue}").format(queue=isolate(name)), moved, ids)
 
 
 def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
@@ -285,7 +285,7 @@ def _redrive(queue: Queue, fields: Fields) -> str:
     texts = []
     for name, ids in _redrive_destinations(queue, fields).items():
         moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
-        texts.append(_summary(_("Redriven to {queue}").format(queue=name), moved, ids))
+        texts.append(_summary(_("Redriven to {queue}").format(queue=isolate(name)), moved, ids))
     return " ".join(texts)
 
 
