@@ -91,9 +91,9 @@ class RoleFilter(NameFilter):
 
 
 class IdentFilter(NameFilter):
-    """Filter by ident."""
+    """Filter by node."""
 
-    title = _("ident")
+    title = _("node")
     parameter_name = "ident"
 
 

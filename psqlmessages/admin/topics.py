@@ -38,7 +38,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
             base.limit_lock_waits()
             has_changed = change(topic, using)
     except (IdentNotExistent, NotAuthorized):
-        rule = f"role {base.current_role()}, ident pipeline.*, type Topic, destination *, mode R"
+        rule = f"role {base.current_role()}, node pipeline.*, type Topic, destination *, mode R"
         text = _("Nothing was changed: the archive may not read {topic}. Add a rule: {rule}.")
         return text.format(topic=topic, rule=rule), messages.ERROR
     except MessagesError as error:
