@@ -290,9 +290,8 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
     for _, words, behind in FAULTS:
         page.goto("/monitor/")
         page.get_by_role("link", name=words).click()
-        expect(
-            page.get_by_role("main").get_by_text(behind).locator("visible=true").first
-        ).to_be_visible()
+        found = page.get_by_role("main").get_by_text(behind).locator("visible=true")
+        expect(found.first).to_be_visible()
     page.goto("/monitor/")
     Queue.objects.update(is_paused=False)
     expect(page.get_by_text("The queue “orders” is paused")).to_have_count(0)
@@ -368,17 +367,10 @@ def test_each_text_of_the_scripts_can_be_translated(visitors: Visitors, world: W
     window("TEXTS", "S", back=20)
     job("JOB", lag_seconds=3.25)
     page = visitors("chief")
-    page.route(
-        "**/monitor/texts.js",
-        lambda route: route.fulfill(body=MARKING_CATALOG, content_type="text/javascript"),
-    )
-    for address in (
-        "topics/",
-        "topics/TEXTS/",
-        "exchanges/",
-        "traffic/",
-        "traffic/topic/?name=TEXTS",
-    ):
+    catalog = {"body": MARKING_CATALOG, "content_type": "text/javascript"}
+    page.route("**/monitor/texts.js", lambda route: route.fulfill(**catalog))
+    addresses = "topics/", "topics/TEXTS/", "exchanges/", "traffic/", "traffic/topic/?name=TEXTS"
+    for address in addresses:
         page.goto(f"/monitor/{address}")
         expect(page.locator(CURRENT)).to_contain_text("«")
         expect(page.locator("main").get_by_text("«").first).to_be_attached()
