@@ -82,7 +82,7 @@ def _find_setting_errors() -> list[SettingError]:
 def _own_aliases(databases: Collection[str] | None) -> list[str]:
     """Return the aliases of databases that may have the tables of this app.
 
-    With errors in the settings, which `check_settings` reports, no database can be checked.
+    Returns none if the settings have errors, which `check_settings` reports.
     """
     if _find_setting_errors():
         return []

@@ -21,100 +21,20 @@ MAX_NODE_CHARACTERS = 70
 _TOKEN = re.compile(r"([A-Za-z0-9._~+/=-]{16,})?")
 
 
-def _setting(check: str, default: Any, *bounds: int) -> Any:
-    """Define a setting. ``check``: id of its system check; ``bounds``: minimum and maximum.
+def _setting(check: str, default: Any, find_problem: Callable[[Any], str]) -> Any:
+    """Define a setting; ``check`` is the id of its system check.
 
-    A setting without bounds needs an entry in _PROBLEM_FINDERS.
+    ``find_problem`` describes why a value is invalid, or returns "".
     """
-    return field(default=default, metadata={"check": check, "bounds": bounds})
+    return field(default=default, metadata={"check": check, "find_problem": find_problem})
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of psqlmessages; for their meaning see docs/reference/settings.md."""
+def _number(check: str, default: int, minimum: int, maximum: int) -> Any:
+    def find_problem(value: Any) -> str:
+        is_valid = type(value) is int and minimum <= value <= maximum
+        return "" if is_valid else f"it must be a number between {minimum} and {maximum}"
 
-    NODE: str = _setting("E002", "")
-    DATABASE: str = _setting("E019", DEFAULT_DB_ALIAS)
-    DIRECT_DATABASE: str = _setting("E020", "")
-    MAX_BODY_BYTES: int = _setting("E003", 64 * MIB, 8 * KIB, 512 * MIB)
-    RELAY_FRAME_BYTES: int = _setting("E004", 256 * KIB, KIB, 64 * MIB)
-    RELAY_FRAMES_PER_SECOND: int = _setting("E005", 50, 1, 10_000)
-    RELAY_TOPICS: int = _setting("E006", 50, 1, 10_000)
-    RELAY_SOCKETS: int = _setting("E007", 20, 1, 100_000)
-    RELAY_QUEUE_FRAMES: int = _setting("E008", 1000, 10, 100_000)
-    RELAY_QUEUE_BYTES: int = _setting("E009", 4 * MIB, 64 * KIB, 512 * MIB)
-    JSON_ENCODER: str = _setting("E021", "django.core.serializers.json.DjangoJSONEncoder")
-    METRICS: bool = _setting("E010", False)
-    ANSWER_SECONDS: int = _setting("E015", 10, 0, 3600)
-    HANDLER_SECONDS: int = _setting("E016", 60, 1, 24 * 60 * 60)
-    HANDLER_CONCURRENCY: int = _setting("E022", 1, 1, 1000)
-    STOP_SECONDS: int = _setting("E017", 8, 1, 3600)
-    REQUEST_SECONDS: int = _setting("E018", 10, 1, 3600)
-    MAX_HOPS: int = _setting("E011", 17, 1, 1000)
-    TRAFFIC_DAYS_OF_TEN_SECONDS: int = _setting("E012", 3, 1, 36_500)
-    TRAFFIC_DAYS_OF_MINUTES: int = _setting("E013", 30, 1, 36_500)
-    TRAFFIC_DAYS_OF_HOURS: int = _setting("E014", 730, 1, 36_500)
-    PROBLEM_DEAD_LETTERS: int = _setting("E023", 1, 1, 10_000)
-    PROBLEM_WAIT_SECONDS: int = _setting("E024", 60, 1, 30 * 86_400)
-    PROBLEM_LAG_SECONDS: int = _setting("E025", 60, 1, 30 * 86_400)
-    PROBLEM_TRANSACTION_SECONDS: int = _setting("E026", 10, 1, 86_400)
-    PROBLEM_QUEUE_PERCENT: int = _setting("E027", 10, 1, 100)
-    PROBLEM_RESTART_SECONDS: int = _setting("E028", 900, 0, 7 * 86_400)
-    PROBLEM_REFUSED_CALLS: int = _setting("E031", 1, 1, 1_000_000)
-    HEALTH_TOKEN: str = _setting("E029", "")
-    HISTORY_DAYS: int = _setting("E030", 7, 0, 3650)
-
-
-def json_default(value: Any) -> Any:
-    """Convert a value with the encoder JSON_ENCODER; raise TypeError if this fails."""
-    encoder: json.JSONEncoder = import_string(get_settings().JSON_ENCODER)()
-    return encoder.default(value)
-
-
-@cache
-def get_settings() -> Settings:
-    """Return the settings, which are cached; raise ImproperlyConfigured with all their errors."""
-    values = getattr(settings, "PSQLMESSAGES", {})
-    if errors := [error.text for error in find_errors(values)]:
-        raise ImproperlyConfigured(" ".join(errors))
-    return Settings(**values)
-
-
-class SettingError(NamedTuple):
-    """One error in PSQLMESSAGES: the id of its system check, and a sentence."""
-
-    check: str
-    text: str
-
-
-def find_errors(values: Any) -> Iterator[SettingError]:
-    """Yield the errors in a value of PSQLMESSAGES."""
-    if not isinstance(values, Mapping):
-        text = f"PSQLMESSAGES is of type {type(values).__name__}, not a dictionary."
-        yield SettingError("E001", text)
-        return
-    known = {field.name: field for field in fields(Settings)}
-    if unknown := sorted(str(key) for key in set(values) - set(known)):
-        yield SettingError(
-            "E001",
-            f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
-            f" The known ones are {', '.join(sorted(known))}.",
-        )
-    for key, setting in known.items():
-        metadata, value = setting.metadata, values.get(key)
-        if key in values and (problem := _find_problem(key, value, metadata["bounds"])):
-            text = f"PSQLMESSAGES[{key!r}] is {value!r:.100}: {problem}."
-            yield SettingError(metadata["check"], text)
-
-
-def _find_problem(key: str, value: Any, bounds: tuple[int, ...]) -> str:
-    """Describe why the value of a setting is invalid; return "" if the value is valid."""
-    if not bounds:
-        return _PROBLEM_FINDERS[key](value)
-    minimum, maximum = bounds
-    if type(value) is not int or not minimum <= value <= maximum:
-        return f"it must be a number between {minimum} and {maximum}"
-    return ""
+    return _setting(check, default, find_problem)
 
 
 def _find_alias_problem(alias: Any) -> str:
@@ -153,15 +73,83 @@ def _find_encoder_problem(path: Any) -> str:
     return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
 
 
-# Functions that check a setting, by its name. All other settings are numbers with bounds.
-_PROBLEM_FINDERS: dict[str, Callable[[Any], str]] = {
-    "DATABASE": _find_alias_problem,
-    "DIRECT_DATABASE": _find_direct_alias_problem,
-    "METRICS": _find_switch_problem,
-    "NODE": _find_node_problem,
-    "JSON_ENCODER": _find_encoder_problem,
-    "HEALTH_TOKEN": _find_token_problem,
-}
+@dataclass(frozen=True)
+class Settings:
+    """The settings of psqlmessages; for their meaning see docs/reference/settings.md."""
+
+    NODE: str = _setting("E002", "", _find_node_problem)
+    DATABASE: str = _setting("E019", DEFAULT_DB_ALIAS, _find_alias_problem)
+    DIRECT_DATABASE: str = _setting("E020", "", _find_direct_alias_problem)
+    MAX_BODY_BYTES: int = _number("E003", 64 * MIB, 8 * KIB, 512 * MIB)
+    RELAY_FRAME_BYTES: int = _number("E004", 256 * KIB, KIB, 64 * MIB)
+    RELAY_FRAMES_PER_SECOND: int = _number("E005", 50, 1, 10_000)
+    RELAY_TOPICS: int = _number("E006", 50, 1, 10_000)
+    RELAY_SOCKETS: int = _number("E007", 20, 1, 100_000)
+    RELAY_QUEUE_FRAMES: int = _number("E008", 1000, 10, 100_000)
+    RELAY_QUEUE_BYTES: int = _number("E009", 4 * MIB, 64 * KIB, 512 * MIB)
+    JSON_ENCODER: str = _setting(
+        "E021", "django.core.serializers.json.DjangoJSONEncoder", _find_encoder_problem
+    )
+    METRICS: bool = _setting("E010", False, _find_switch_problem)
+    ANSWER_SECONDS: int = _number("E015", 10, 0, 3600)
+    HANDLER_SECONDS: int = _number("E016", 60, 1, 24 * 60 * 60)
+    HANDLER_CONCURRENCY: int = _number("E022", 1, 1, 1000)
+    STOP_SECONDS: int = _number("E017", 8, 1, 3600)
+    REQUEST_SECONDS: int = _number("E018", 10, 1, 3600)
+    MAX_HOPS: int = _number("E011", 17, 1, 1000)
+    TRAFFIC_DAYS_OF_TEN_SECONDS: int = _number("E012", 3, 1, 36_500)
+    TRAFFIC_DAYS_OF_MINUTES: int = _number("E013", 30, 1, 36_500)
+    TRAFFIC_DAYS_OF_HOURS: int = _number("E014", 730, 1, 36_500)
+    PROBLEM_DEAD_LETTERS: int = _number("E023", 1, 1, 10_000)
+    PROBLEM_WAIT_SECONDS: int = _number("E024", 60, 1, 30 * 86_400)
+    PROBLEM_LAG_SECONDS: int = _number("E025", 60, 1, 30 * 86_400)
+    PROBLEM_TRANSACTION_SECONDS: int = _number("E026", 10, 1, 86_400)
+    PROBLEM_QUEUE_PERCENT: int = _number("E027", 10, 1, 100)
+    PROBLEM_RESTART_SECONDS: int = _number("E028", 900, 0, 7 * 86_400)
+    PROBLEM_REFUSED_CALLS: int = _number("E031", 1, 1, 1_000_000)
+    HEALTH_TOKEN: str = _setting("E029", "", _find_token_problem)
+    HISTORY_DAYS: int = _number("E030", 7, 0, 3650)
+
+
+def json_default(value: Any) -> Any:
+    """Convert a value with the encoder JSON_ENCODER; raise TypeError if this fails."""
+    encoder: json.JSONEncoder = import_string(get_settings().JSON_ENCODER)()
+    return encoder.default(value)
+
+
+@cache
+def get_settings() -> Settings:
+    """Return the settings, which are cached; raise ImproperlyConfigured with all their errors."""
+    values = getattr(settings, "PSQLMESSAGES", {})
+    if errors := [error.text for error in find_errors(values)]:
+        raise ImproperlyConfigured(" ".join(errors))
+    return Settings(**values)
+
+
+class SettingError(NamedTuple):
+    """One error in PSQLMESSAGES: the id of its system check, and a sentence."""
+
+    check: str
+    text: str
+
+
+def find_errors(values: Any) -> Iterator[SettingError]:
+    """Yield the errors in a value of PSQLMESSAGES."""
+    if not isinstance(values, Mapping):
+        text = f"PSQLMESSAGES is of type {type(values).__name__}, not a dictionary."
+        yield SettingError("E001", text)
+        return
+    known = {field.name: field for field in fields(Settings)}
+    if unknown := sorted(str(key) for key in set(values) - set(known)):
+        yield SettingError(
+            "E001",
+            f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
+            f" The known ones are {', '.join(sorted(known))}.",
+        )
+    for key, setting in known.items():
+        if key in values and (problem := setting.metadata["find_problem"](values[key])):
+            text = f"PSQLMESSAGES[{key!r}] is {values[key]!r:.100}: {problem}."
+            yield SettingError(setting.metadata["check"], text)
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

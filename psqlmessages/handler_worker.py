@@ -304,28 +304,22 @@ class HandlerWorker:
             self._waiting_calls.put(HandlerCall(handler, message))
 
     def _on_event(self, message: Message) -> None:
+        ident = self._node.ident
         if message.event == RECONNECTED:
-            logger.warning(
-                "%s: reconnected after %s; messages sent in between are lost",
-                self._node.ident,
-                message.away,
-            )
+            text = "%s: reconnected after %s; messages sent in between are lost"
+            logger.warning(text, ident, message.away)
             # A node gets no events while it is disconnected, so rules may have changed.
             self._listening.clear()
             self._next_listen_at = 0.0
-        elif message.ident != self._node.ident:
+        elif message.ident != ident:
             return
         elif message.event == "topic_unlisten":
-            logger.warning(
-                "%s no longer listens to %s: no rule allows this now",
-                self._node.ident,
-                message.topic,
-            )
+            text = "%s no longer listens to %s: no rule allows this now"
+            logger.warning(text, ident, message.topic)
             self._listening.discard(message.topic)
         elif message.event == "disconnect":
-            self._stop_with(
-                MessagesError(f"{self._node.ident} was disconnected: no rule allows this node now")
-            )
+            text = f"{ident} was disconnected: no rule allows this node now"
+            self._stop_with(MessagesError(text))
 
     def _stop_with(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -374,10 +368,8 @@ class HandlerWorker:
         stuck = len(self._stuck)
         frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        logger.error(
-            "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s",
-            call.handler.name, seconds, stuck, stack,
-        )  # fmt: skip
+        text = "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s"
+        logger.error(text, call.handler.name, seconds, stuck, stack)
         if stuck > MAX_STUCK:
             self._stop_with(
                 MessagesError(
@@ -412,16 +404,13 @@ class HandlerWorker:
         if call.tries < call.handler.tries:
             at = monotonic() + call.backoff.record_failure(monotonic())
             if self._waiting_calls.put_delayed(call, at):
-                self._log.warning(
-                    "handler %s failed; retry in %.1f s",
-                    name, at - monotonic(), exc_info=error,
-                )  # fmt: skip
+                text = "handler %s failed; retry in %.1f s"
+                self._log.warning(text, name, at - monotonic(), exc_info=error)
                 return
         self._count("given_up")
         result = "the caller got CallFailed" if message.type == RPC else "the message is lost"
-        self._log.warning(
-            "handler %s failed %d times: %s", name, call.tries, result, exc_info=error
-        )
+        text = "handler %s failed %d times: %s"
+        self._log.warning(text, name, call.tries, result, exc_info=error)
         self._answer_error(message, failure_text(self._node.ident, error))
 
     def _answer_error(self, message: Message, reason: str) -> None:

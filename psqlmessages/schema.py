@@ -255,7 +255,7 @@ class ReinstallSQL(InstallSQL):
         """Install the current scripts, unless the database already has them."""
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
-        if schema_editor.collect_sql or (installed_digest(schema_editor.connection) != self.digest):
+        if schema_editor.collect_sql or installed_digest(schema_editor.connection) != self.digest:
             super().database_forwards(app_label, schema_editor, *states)
 
     def database_backwards(

@@ -11,7 +11,6 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
@@ -27,7 +26,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.pq.abc import PGconn
 
 from psqlmessages.client.connect import connect
-from psqlmessages.client.connection import AnswerTimeout
+from psqlmessages.client.connection import AnswerTimeout, with_check
 from psqlmessages.conf import Settings, get_settings
 from psqlmessages.orm import connection_dsn
 
@@ -47,8 +46,7 @@ _LOST_SNAPSHOTS: Final = 3
 # wait_event_type is still available.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
-        a.state NOT LIKE 'idle%%'
-            AND a.wait_event_type IS DISTINCT FROM 'Client'
+        a.state NOT LIKE 'idle%%' AND a.wait_event_type IS DISTINCT FROM 'Client'
     FROM pg_stat_activity AS a
     WHERE a.usename = session_user AND a.backend_type = 'client backend'
 """
@@ -102,24 +100,10 @@ def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
         assert waiting is not None  # noqa: S101 - the caller has a reference
         silence = SilentWait(waiting.pgconn, connected_at, monitor, seconds)
         # The connection's class may have overridden ``wait``.
-        return type(waiting).wait(waiting, _watch_silence(generator, silence), *args, **kwargs)
+        return type(waiting).wait(waiting, with_check(generator, silence.check), *args, **kwargs)
 
     # There is no other hook, because Django chooses the class of the connection.
     vars(raw_connection)["wait"] = wait
-
-
-def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]:
-    """Run a generator of psycopg; while no data arrives, check whether the answer is lost."""
-    try:
-        awaited = next(generator)
-        while True:
-            # psycopg resumes its generators ten times a second or more, with 0 if no data came.
-            ready = yield awaited
-            silence.on_resume(is_ready=bool(ready))
-            awaited = generator.send(ready)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
 
 
 class SilentWait:
@@ -137,10 +121,10 @@ class SilentWait:
         self._last_snapshot: BackendSnapshot | None = None
         self._lost_snapshots = 0
 
-    def on_resume(self, *, is_ready: bool) -> None:
+    def check(self, ready: object) -> None:
         """Check whether the answer is lost; if so, close the connection and raise AnswerTimeout."""
         now = monotonic()
-        if is_ready:
+        if ready:
             self._silent_since, self._lost_snapshots = now, 0
             self._ask_at = now + self._seconds
             return

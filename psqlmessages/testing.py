@@ -64,10 +64,8 @@ class _Record:
     def is_sent(self) -> bool:
         """Whether the transaction has committed, or may still commit."""
         # A rollback removes the callback.
-        callbacks = self.connection.run_on_commit
-        return self.is_committed or any(
-            function == self.on_commit for _savepoints, function, _is_robust in callbacks
-        )
+        callbacks = [callback for _, callback, _ in self.connection.run_on_commit]
+        return self.is_committed or self.on_commit in callbacks
 
 
 @dataclass(slots=True)
@@ -259,5 +257,4 @@ def _round_trip(body: Any) -> Any:
 
     A tuple becomes a list, and a body that cannot be sent raises an error.
     """
-    encoded = EncodedBody.of(body)
-    return decode(encoded.text, encoded.enc)
+    return decode(*EncodedBody.of(body))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 BASE64: Final = "b64"
@@ -86,7 +85,7 @@ def decode_document(document: bytes | str, max_bytes: int) -> str:
 def parse_number(text: str, maximum: int) -> int | None:
     """Parse a whole number without a sign.
 
-    Returns None for other texts, above ``maximum``, and for more digits than ``maximum`` has.
+    Returns None for another text, a number above ``maximum``, or more digits than ``maximum`` has.
     """
     # Compare the lengths first: `int` raises ValueError for more than 4,300 digits.
     if not (text.isascii() and text.isdecimal()) or len(text) > len(str(maximum)):
@@ -115,8 +114,7 @@ def serialize(header: dict[str, Any], text: str | None = None) -> str:
     return line if text is None else f"{line}\n{text}"
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedBody:
+class EncodedBody(NamedTuple):
     """The text of an encoded body, and its encoding ``enc``: None, "b64" or "json"."""
 
     text: str

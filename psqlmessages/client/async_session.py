@@ -345,14 +345,11 @@ class AsyncNodeSession:
     def _schedule_housekeeping(self) -> None:
         # While an echo is expected, next_at() considers its deadline, but not the next probe. The
         # echo may arrive soon, and then the probe may be due earlier.
-        seconds = min(
-            self._state.heartbeat.next_at() - monotonic(),
-            self._options.probe_interval.total_seconds(),
-        )
+        seconds = self._state.heartbeat.next_at() - monotonic()
+        seconds = min(seconds, self._options.probe_interval.total_seconds())
         self._is_housekeeping_due = False
-        self._housekeeping_timer = asyncio.get_running_loop().call_later(
-            seconds, self._on_housekeeping_due
-        )
+        loop = asyncio.get_running_loop()
+        self._housekeeping_timer = loop.call_later(seconds, self._on_housekeeping_due)
 
     def _on_housekeeping_due(self) -> None:
         self._is_housekeeping_due = True
@@ -415,9 +412,8 @@ class AsyncNodeSession:
         buffer = NotificationBuffer(connection.pgconn)
         self._state.role = connection.info.user
         try:
-            await run_steps_async(
-                self._state.restore_calls(), partial(self._execute_call, connection)
-            )
+            steps = self._state.restore_calls()
+            await run_steps_async(steps, partial(self._execute_call, connection))
             # Another task may have closed the node while this one connected.
             self._raise_if_closed()
         except BaseException:

@@ -115,9 +115,7 @@ class CallQueue(deque[QueuedCall]):
                 or not element_ids.isdisjoint(call.element_ids)
             ):
                 break
-            if (group := groups.get(key)) is None:
-                group = groups[key] = Group()
-            group.append(self.popleft())
+            groups.setdefault(key, Group()).append(self.popleft())
             group_key_by_caller[queued.caller] = key
             element_ids.update(call.element_ids)
             if not call.may_share_round_trip:
@@ -163,8 +161,7 @@ def run_batch(
     failed: Batch = []
     for group, answer in zip(batch, answers, strict=True):
         if group[0].call.must_follow_events:
-            # The call changes a registration: first process the events that arrived before its
-            # answer.
+            # The call changes a registration, so first process the events that arrived before.
             process_notifications()
         try:
             results = group.split_answer(answer)

@@ -438,20 +438,18 @@ def _read_texts(answers: Any) -> list[str | None]:
 
 def rpc(node: str, token: str, body: Any) -> Call[None]:
     """Send a request to a node; its answer arrives later, as a message with this token."""
-    encoded = EncodedBody.of(body)
     return _sending_call(
         "SELECT messages.rpc(%s, %s, %s, %s)",
-        (*check_names(node, token), encoded.text, encoded.enc),
+        (*check_names(node, token), *EncodedBody.of(body)),
         merging=_MERGE_REQUESTS,
     )
 
 
 def return_(node: str, token: str, body: Any) -> Call[None]:
     """Send the answer of a request to the node that made it, with the token of the request."""
-    encoded = EncodedBody.of(body)
     return _sending_call(
         "SELECT messages.return(%s, %s, %s, %s)",
-        (*check_names(node, token), encoded.text, encoded.enc),
+        (*check_names(node, token), *EncodedBody.of(body)),
         merging=_MERGE_REPLIES,
     )
 
@@ -476,7 +474,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Run housekeeping at the commit of this call; return the number of events that this sends."""
+    """Run housekeeping at the commit of this call; return the number of events that it sends."""
     return Call(
         "SELECT messages.evaluate()",
         (),

@@ -32,7 +32,7 @@ class PoolerKind(Enum):
 
     @property
     def shares_connections(self) -> bool:
-        """Whether a backend serves several clients at a time; a node needs its own backend."""
+        """Whether several clients share a backend; a node needs its own backend."""
         return self in (PoolerKind.TRANSACTION, PoolerKind.STATEMENT)
 
 

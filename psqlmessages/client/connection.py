@@ -73,10 +73,9 @@ def _array(texts: list[str | None]) -> bytes:
     for text in texts:
         if text is None:
             pieces.append(_NULL)
-            continue
-        body = text.encode()
-        pieces.append(pack(len(body)))
-        pieces.append(body)
+        else:
+            body = text.encode()
+            pieces += (pack(len(body)), body)
     return b"".join(pieces)
 
 
@@ -212,21 +211,31 @@ def is_broken(
     )
 
 
-def with_time_limit(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
-    """Run a psycopg generator; raise AnswerTimeout if it does not finish within ``seconds``."""
-    deadline = monotonic() + seconds
+def with_check(generator: PQGen[T], check: Callable[[object], None]) -> Generator[Any, Any, T]:
+    """Run a psycopg generator; call ``check`` whenever psycopg resumes the generator.
+
+    psycopg does this at least ten times a second. The argument is false if no data has arrived.
+    """
     try:
         wait_for = next(generator)
         while True:
-            # psycopg resumes its generators at least ten times a second, with 0 if nothing is
-            # ready.
             ready = yield wait_for
-            if not ready and monotonic() > deadline:
-                raise AnswerTimeout(f"no answer from the server within {seconds:g} s")
+            check(ready)
             wait_for = generator.send(ready)
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def with_time_limit(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
+    """Run a psycopg generator; raise AnswerTimeout if it does not finish within ``seconds``."""
+    deadline = monotonic() + seconds
+
+    def check_deadline(ready: object) -> None:
+        if not ready and monotonic() > deadline:
+            raise AnswerTimeout(f"no answer from the server within {seconds:g} s")
+
+    return with_check(generator, check_deadline)
 
 
 class NotificationBuffer:

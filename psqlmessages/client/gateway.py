@@ -58,19 +58,13 @@ class GatewayState(NodeState):
         self.on_registration_changed: Callable[[str, str, str], None] | None = None
         self.inbox_maximum = _INBOX_MAXIMUM_FACTOR * options.inbox_limit
         self._failure_events: list[Notification] = []
-        # Our connections that the server may still consider alive.
-        self._backends: list[BackendInfo] = []
-
-    @property
-    def pid(self) -> int:
-        """Process id of the newest connection's backend; 0 before the first connection."""
-        return self._backends[-1].pid if self._backends else 0
+        # Our connections that the server may still consider alive, newest last.
+        self.backends: list[BackendInfo] = []
 
     def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
         """Record a successful call."""
-        super().on_call_succeeded(
-            call, result.get("Channel", "") if isinstance(result, dict) else ""
-        )
+        channel = result.get("Channel", "") if isinstance(result, dict) else ""
+        super().on_call_succeeded(call, channel)
         if call.registration_change is not None and self.on_registration_changed is not None:
             self.on_registration_changed(call.ident, *call.registration_change)
 
@@ -100,8 +94,8 @@ class GatewayState(NodeState):
         backend, _ = yield calls.set_up_session(
             None, synchronous_commit=self.options.synchronous_commit
         )
-        self._backends.append(backend)
-        del self._backends[:-_MAX_BACKENDS]
+        self.backends.append(backend)
+        del self.backends[:-_MAX_BACKENDS]
         self._restore_budget = LockWaitBudget(max_wait=_RESTORE_SECONDS, burst=_RESTORE_SECONDS)
         if self.registration.idents:
             try:
@@ -117,7 +111,7 @@ class GatewayState(NodeState):
             for ident, answer in zip(chunk, answers, strict=True):
                 yield from self._on_init_answer(ident, answer)
         yield from self._restore_joins()
-        del self._backends[:-1]
+        del self.backends[:-1]
 
     def _on_init_answer(self, ident: str, answer: Answer) -> Calls[None]:
         if answer["Err"] == "0":
@@ -126,9 +120,8 @@ class GatewayState(NodeState):
         if answer["Err"] == _IDENT_TAKEN:
             # The server may still have earlier connections of ours: terminate them, and reconnect.
             has_ended_any = False
-            for backend in self._backends[:-1]:
-                was_alive: bool = yield calls.end_backend(backend)
-                has_ended_any = has_ended_any or was_alive
+            for backend in self.backends[:-1]:
+                has_ended_any |= yield calls.end_backend(backend)
             if has_ended_any:
                 raise IdentTaken(answer["Errstr"])
         if ident in self.registration.idents:
@@ -179,15 +172,11 @@ class GatewayState(NodeState):
     def _give_up(self, ident: str, function: str, subject: str, answer: Answer) -> None:
         """Forget a registration that could not be restored; log it, and create its event."""
         self.registration.drop(ident, function, subject)
-        self.log.warning(
-            "%s: could not restore %s(%r) of %s: %s",
-            *(self.ident, function, subject, ident, answer.get("Errstr")),
-        )
+        text = "%s: could not restore %s(%r) of %s: %s"
+        self.log.warning(text, self.ident, function, subject, ident, answer.get("Errstr"))
         event = _LEAVE_FUNCTIONS.get(function, "disconnect")
-        header = {"Type": SYS, "Evt": event, "Ident": ident}
-        if function != "init":
-            header["Topic"] = subject
-        header["Err"] = answer["Err"]
+        topic = {} if function == "init" else {"Topic": subject}
+        header = {"Type": SYS, "Evt": event, "Ident": ident, **topic, "Err": answer["Err"]}
         self._failure_events.append(Notification({**header, "Nodes": [ident]}, None, ""))
 
 
@@ -244,7 +233,8 @@ class Gateway:
     @property
     def pid(self) -> int:
         """Process id of the newest connection's backend; 0 before the first connection."""
-        return self._state.pid
+        backends = self._state.backends
+        return backends[-1].pid if backends else 0
 
     def set_registration_callback(self, callback: Callable[[str, str, str], None]) -> None:
         """Set a callback for successful registration changes.
@@ -289,10 +279,7 @@ class Gateway:
                 # The time for a reconnect has passed while this call waited for its turn.
                 raise ConnectionLost(f"{self.name} is not connected")
             seconds = lock_budget.timeout_seconds((subject,)) if can_wait else MIN_LOCK_WAIT_SECONDS
-            if function in NODE_FUNCTIONS:
-                call = gateway_calls.call_node_function(function, ident, seconds)
-            else:
-                call = gateway_calls.join_or_leave(ident, function, subject, seconds)
+            call = gateway_calls.change_registration(ident, function, subject, seconds)
             try:
                 answer = await self._session.run(call)
             except errors.LockNotAvailable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from psqlmessages.client.calls import Call, Merging, check_names, raise_for_error, read_payload
@@ -91,25 +92,21 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
     )
 
 
-def join_or_leave(ident: str, function: str, topic: str, seconds: float) -> Call[Answer]:
-    """Create a call of a function of JOIN_OR_LEAVE, which waits up to ``seconds`` per lock."""
-    return Call(
-        _CALL_AS_WITH_TIMEOUT.format(f"{function}(%s)", ""),
-        (*check_names(topic, ident), _lock_timeout(seconds)),
-        raise_for_error,
-        registration_change=(function, topic),
-        ident=ident,
-    )
+def change_registration(ident: str, function: str, subject: str, seconds: float) -> Call[Answer]:
+    """Create a call of a function of JOIN_OR_LEAVE or NODE_FUNCTIONS.
 
-
-def call_node_function(function: str, ident: str, seconds: float) -> Call[Answer]:
-    """Create a call of a function of NODE_FUNCTIONS, which waits up to ``seconds`` per lock."""
-    change = "deinit" if function == "crash" else function
+    It waits up to ``seconds`` per lock. ``subject`` is the topic, or ``ident`` without one.
+    """
+    if function in NODE_FUNCTIONS:
+        sql, names = _REGISTER.format(function), check_names(ident)
+    else:
+        sql = _CALL_AS_WITH_TIMEOUT.format(f"{function}(%s)", "")
+        names = check_names(subject, ident)
     return Call(
-        _REGISTER.format(function),
-        (*check_names(ident), _lock_timeout(seconds)),
+        sql,
+        (*names, _lock_timeout(seconds)),
         raise_for_error,
-        registration_change=(change, ident),
+        registration_change=("deinit" if function == "crash" else function, subject),
         ident=ident,
     )
 
@@ -119,29 +116,24 @@ def init_or_deinit_many(function: str, idents: Sequence[str], seconds: float) ->
     return Call(
         _REGISTER_MANY.format(function),
         (list(idents), _lock_timeout(seconds)),
-        _read_answers(len(idents)),
+        partial(_read_answers, len(idents)),
     )
 
 
 def join_many(joins: Sequence[tuple[str, str, str]], seconds: float) -> Call[list[Answer]]:
     """Create a call that runs many joins, each (ident, function, topic); it returns all answers."""
     columns = tuple(list(column) for column in zip(*joins, strict=True))
-    return Call(_JOIN_MANY, (*columns, _lock_timeout(seconds)), _read_answers(len(joins)))
+    return Call(_JOIN_MANY, (*columns, _lock_timeout(seconds)), partial(_read_answers, len(joins)))
 
 
 def _lock_timeout(seconds: float) -> str:
     return f"{max(1, round(seconds * 1000))}ms"
 
 
-def _read_answers(number: int) -> Callable[[Any], list[Answer]]:
-    """Create a function that reads an answer which is a list of ``number`` answers."""
-
-    def read(answers: Any) -> list[Answer]:
-        if not isinstance(answers, list) or len(answers) != number:
-            raise MessagesError(f"expected the answers of {number} calls, not {answers!r:.200}")
-        return [answer or _NOT_OUR_NODE for answer in answers]
-
-    return read
+def _read_answers(number: int, answers: Any) -> list[Answer]:
+    if not isinstance(answers, list) or len(answers) != number:
+        raise MessagesError(f"expected the answers of {number} calls, not {answers!r:.200}")
+    return [answer or _NOT_OUR_NODE for answer in answers]
 
 
 def _read_data(answer: Any) -> Answer:

@@ -98,11 +98,9 @@ class HandlerRuns:
     def abandon(self, runs: Collection[HandlerRun]) -> None:
         """Log runs that have not ended in time, and consider them ended."""
         if names := sorted(run.action.name if run.action else "" for run in runs):
-            logger.warning(
-                "%s: these handlers did not end within %g s (stop_timeout) after the stop: %s",
-                self._state.ident, self._state.options.stop_timeout.total_seconds(),
-                ", ".join(names),
-            )  # fmt: skip
+            text = "%s: these handlers did not end within %g s (stop_timeout) after the stop: %s"
+            seconds = self._state.options.stop_timeout.total_seconds()
+            logger.warning(text, self._state.ident, seconds, ", ".join(names))
         self.current.difference_update(runs)
 
 

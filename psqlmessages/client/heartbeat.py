@@ -26,7 +26,7 @@ class Heartbeat:
         self._probe_interval_seconds = options.probe_interval.total_seconds()
         self._probe_timeout_seconds = options.probe_timeout.total_seconds()
         # Time limit for answers to housekeeping and probes. A loss should be detected within
-        # probe_interval + probe_timeout, but housekeeping begins only within evaluate_interval.
+        # probe_interval + probe_timeout, and housekeeping may begin evaluate_interval after it.
         self.answer_seconds = max(
             self._probe_timeout_seconds,
             self._probe_interval_seconds + self._probe_timeout_seconds - self._housekeeping_seconds,

@@ -169,9 +169,8 @@ class NodeState:
             if self.wait_lists.on_notification(channel, payload):
                 return
             self.counters.foreign += 1
-            self.log.warning(
-                "%s: ignored a notification on the unknown channel %.63r", self.ident, channel
-            )
+            text = "%s: ignored a notification on the unknown channel %.63r"
+            self.log.warning(text, self.ident, channel)
             return
         try:
             parsed = wire.parse(payload)
@@ -313,9 +312,8 @@ class NodeState:
     def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
         """Wait until a subscription should be read; return False at the timeout or ``stop``."""
         self.wakeups.has_readers = True
-        yield Wait(
-            lambda: self.wakeups.has_new(topic), monotonic() + seconds_of(timeout, "timeout")
-        )
+        deadline = monotonic() + seconds_of(timeout, "timeout")
+        yield Wait(lambda: self.wakeups.has_new(topic), deadline)
         return self.wakeups.mark_seen(topic)
 
     def next_body(self, pending: PendingCall) -> Steps[Any]:
@@ -341,10 +339,9 @@ class NodeState:
         if isinstance(notification, MessagesError):
             raise notification
         text = yield from fetch_text(notification, self)
-        if notification.header.get("Err", "0") != "0":
-            raise error_for(
-                int(notification.header["Err"]), text or notification.header.get("Errstr", "")
-            )
+        header = notification.header
+        if header.get("Err", "0") != "0":
+            raise error_for(int(header["Err"]), text or header.get("Errstr", ""))
         return notification, text
 
     # Connection
@@ -518,9 +515,8 @@ class NodeState:
             return True
         if token.startswith(self._token_prefix):
             self.counters.late_answers += 1
-            logger.debug(
-                "%s: an answer from %s came late", self.ident, notification.header.get("From")
-            )
+            sender = notification.header.get("From")
+            logger.debug("%s: an answer from %s came late", self.ident, sender)
             return True
         return False
 

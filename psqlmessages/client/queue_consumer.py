@@ -45,9 +45,8 @@ class LeasedBatch:
         self._ident = ident
         self._queue = queue
         self._duration_seconds = seconds_of(duration, "duration")
-        self._group_seconds = min(
-            seconds_of(group, "group"), self._duration_seconds * _MAX_GROUP_FRACTION
-        )
+        max_group_seconds = self._duration_seconds * _MAX_GROUP_FRACTION
+        self._group_seconds = min(seconds_of(group, "group"), max_group_seconds)
         self._group_started_at = 0.0
         self.expires_at = 0.0
         self._unread: deque[Element] = deque()
@@ -145,8 +144,7 @@ class LeasedBatch:
                 delay_seconds = min(_MAX_ROLLBACK_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
                 yield queue_calls.rollback(self._ident, current, delay=delay_seconds)
         if self._unread:
-            unread = list(self._unread)
-            self._unread.clear()
+            unread, self._unread = self._unread, deque()
             yield queue_calls.release(self._ident, *unread)
 
     def give_back(self) -> Steps[None]:
@@ -264,9 +262,8 @@ class QueuePoller:
         except psycopg.Error as error:
             if not is_transient(error):
                 raise
-            self._state.log.warning(
-                "%s: could not take elements, retrying: %s", self._state.ident, error
-            )
+            text = "%s: could not take elements, retrying: %s"
+            self._state.log.warning(text, self._state.ident, error)
             self._retry_at = monotonic() + RETRY_SECONDS
             return []
         if is_listening:

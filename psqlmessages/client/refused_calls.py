@@ -93,7 +93,7 @@ class RefusedCalls:
 
 
 def rule_of_call(sql: str, params: Params) -> NeededRule:
-    """Return the rule that a call needs which has a node and a destination as first arguments."""
+    """Return the rule that a call needs; its first arguments are a node and a destination."""
     ident, dest = (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
     if not isinstance(dest, str) or _LEASE_CALL.search(sql):
         dest = ""

@@ -197,9 +197,8 @@ class NodeSession:
     def _run_batch(self, seconds: float) -> None:
         connection = self._wait_for_connection(monotonic() + seconds)
         batch = self._queue.take_batch()
-        steps = run_batch(
-            batch, self._state, partial(is_broken, connection), self._process_notifications
-        )
+        is_lost = partial(is_broken, connection)
+        steps = run_batch(batch, self._state, is_lost, self._process_notifications)
         try:
             self._calling_thread_id = threading.get_ident()
             self._state.counters.calls += sum(map(len, batch))

@@ -142,18 +142,15 @@ class MessageBatch(NamedTuple):
 
 _PUBLISH_MANY: Final = "SELECT messages.publish_many(%s, %s, %b, %s)"
 _MERGE_PUBLISHES: Final = Merging(
-    sql=_PUBLISH_MANY,
-    array_positions=(2,),
-    split=lambda answer, _: [{**answer, "Id": id_} for id_ in answer["Ids"]],
+    _PUBLISH_MANY, (2,), lambda answer, _: [{**answer, "Id": id_} for id_ in answer["Ids"]]
 )
 
 
 def publish(ident: str, topic: str, body: Any) -> Call[Published]:
     """Store a body for a topic's subscriptions, and send it to its listeners."""
-    encoded = EncodedBody.of(body)
     return Call(
         "SELECT messages.publish(%s, %s, %s, %s)",
-        (*check_names(ident, topic), encoded.text, encoded.enc),
+        (*check_names(ident, topic), *EncodedBody.of(body)),
         _read_published,
         may_share_round_trip=True,
         merging=_MERGE_PUBLISHES,
@@ -229,9 +226,7 @@ def read(
 
     The returned messages are not acknowledged.
     """
-    has_acknowledged = False
-    if count:
-        has_acknowledged = yield from acknowledge(key, count, last)
+    has_acknowledged = count > 0 and (yield from acknowledge(key, count, last))
     yield _BEGIN
     rows = yield subscribe(key, max_rows)
     if rows:

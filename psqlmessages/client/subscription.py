@@ -75,9 +75,8 @@ class SubscriptionReader:
         self._position = START
         self._has_begun = False
         self._subscribed_since: object = None
-        self._max_poll_seconds = min(
-            state.options.stream_poll_interval.total_seconds(), self._keep_alive_seconds
-        )
+        poll_interval_seconds = state.options.stream_poll_interval.total_seconds()
+        self._max_poll_seconds = min(poll_interval_seconds, self._keep_alive_seconds)
         self._poll_seconds = _FIRST_POLL_SECONDS
         self._blocked_poll_seconds = _MIN_BLOCKED_POLL_SECONDS
         self._poll_at = self._read_at = -inf
@@ -215,9 +214,7 @@ class SubscriptionReader:
         connections = self._state.wakeups.connections
         if state.backlog:
             self._poll_seconds = self._blocked_poll_seconds
-            self._blocked_poll_seconds = min(
-                2 * self._blocked_poll_seconds, _MAX_BLOCKED_POLL_SECONDS
-            )
+            self._blocked_poll_seconds = min(2 * self._poll_seconds, _MAX_BLOCKED_POLL_SECONDS)
         else:
             is_reconnected = connections != self._seen_connections
             self._poll_seconds = _FIRST_POLL_SECONDS if is_reconnected else 2 * self._poll_seconds

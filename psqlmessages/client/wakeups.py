@@ -94,9 +94,9 @@ class QueueState(NamedTuple):
     """State of a queue; times are those of ``monotonic``.
 
     ``next_at``: when the next element becomes available; None if there is none, or if that is
-    unknown. ``listen_again_at``: listening ends soon after this time. ``is_listening``: pushes
-    notify this session. ``is_new``: the session has just begun to listen, so it may have missed
-    pushes.
+    unknown. ``listen_again_at``: when to listen again or, without listening, to poll.
+    ``is_listening``: pushes notify this session. ``is_new``: the session has just begun to listen,
+    so it may have missed pushes.
     """
 
     next_at: float | None

@@ -118,12 +118,10 @@ class Element(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=Q(tries__gte=0), name="element_tries_are_not_negative"
-            ),
+            models.CheckConstraint(condition=Q(tries__gte=0), name="element_tries_are_not_negative")
         ]
         indexes: ClassVar = [
-            # Not the id itself. Vacuum counts no rows while a transaction is open, and PostgreSQL
+            # Not the id itself: while a transaction is open, vacuum counts no rows, and PostgreSQL
             # would then read this whole index to find elements by id.
             models.Index("queue", "available_at", F("id") + 0, name="element_by_availability"),
             models.Index(

@@ -68,8 +68,7 @@ class Auth(models.Model):
                 ),
             ),
             models.CheckConstraint(
-                condition=~Q(role="") & ~Q(ident="") & ~Q(dest=""),
-                name="rule_names_are_not_empty",
+                condition=~Q(role="") & ~Q(ident="") & ~Q(dest=""), name="rule_names_are_not_empty"
             ),
             models.CheckConstraint(condition=Q(timeout__gt=0), name="rule_timeout_is_positive"),
             models.CheckConstraint(

@@ -39,14 +39,12 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     """The connection of an :class:`AsyncPubSub`; tasks may share it."""
 
     def __init__(
-        self,
-        connection: psycopg.AsyncConnection[Any] | str,
-        state: BusState,
-        options: Options,
+        self, connection: psycopg.AsyncConnection[Any] | str, state: BusState, options: Options
     ) -> None:
         super().__init__(connection, state, options)
         self._io = asyncio.Lock()
         self._wakeup = asyncio.Event()
+        self._wake_receiver = self._wakeup.set
         self._close_requested = asyncio.Event()
         self._receiver: asyncio.Task[None] | None = None
         self._is_delivering = False
@@ -213,9 +211,6 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._state.process_notifications(self._buffer)
         if self._state.inbox:
             self._wake_receiver()
-
-    def _wake_receiver(self) -> None:
-        self._wakeup.set()
 
     async def _deliver(self) -> None:
         self._is_delivering = True

@@ -34,14 +34,12 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     """The connection of a :class:`PubSub`; threads may share it."""
 
     def __init__(
-        self,
-        connection: psycopg.Connection[Any] | str,
-        state: BusState,
-        options: Options,
+        self, connection: psycopg.Connection[Any] | str, state: BusState, options: Options
     ) -> None:
         super().__init__(connection, state, options)
         self._io = threading.RLock()
         self._waker = Waker()
+        self._wake_receiver = self._waker.wake
         self._receiver: threading.Thread | None = None
         self._calling_thread_id: int | None = None
         self._is_closing = False
@@ -77,8 +75,8 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         """End the thread and disconnect. On a given connection, only stop listening.
 
         If a signal handler interrupts a call and closes the bus, the call disconnects at its end.
-        If the bus is connecting now, this attempt disconnects at its end. The attempt may last up
-        to ``connect_timeout``, and ``close`` does not wait for the end.
+        If the bus is connecting, do not wait: that attempt disconnects at its end, after at most
+        ``connect_timeout``.
         """
         self._is_closing = True
         self._wake_receiver()
@@ -197,9 +195,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         if self._state.inbox and threading.current_thread() is not self._receiver:
             # The receiving thread waits for the socket, whose data this thread has already read.
             self._wake_receiver()
-
-    def _wake_receiver(self) -> None:
-        self._waker.wake()
 
     def _deliver(self) -> None:
         for handler, event in self._state.deliveries():

@@ -30,10 +30,10 @@ Steps = Generator[Callable[[], Any], Any, T]
 class BusConnectionBase(Generic[ConnectionT]):
     """Common part of the connections of PubSub and AsyncPubSub.
 
-    A given connection belongs to the program, which gave it to the bus and continues to use it. The
-    lock ``_io`` of a subclass protects the object and its I/O. ``_io`` is acquired before psycopg's
-    lock of the connection, which statements of the program acquire too. ``run_steps`` and
-    ``run_steps_async`` run the generators while the thread or task has ``_io``.
+    A given connection belongs to the program, which continues to use it. The lock ``_io`` of a
+    subclass protects the object and its I/O. ``_io`` is acquired before psycopg's lock of the
+    connection, which statements of the program acquire too. ``run_steps`` and ``run_steps_async``
+    run the generators while the thread or task has ``_io``.
     """
 
     # Methods of the subclasses that the generators yield.
@@ -150,9 +150,7 @@ class BusConnectionBase(Generic[ConnectionT]):
 
     def _keep_alive_if_due(self) -> Steps[None]:
         buffer = self._buffer
-        if buffer is None or not buffer.is_idle:
-            return
-        if not self._state.advance_keep_alive(monotonic()):
+        if buffer is None or not (buffer.is_idle and self._state.advance_keep_alive(monotonic())):
             return
         seconds = self._options.probe_timeout.total_seconds()
         try:

@@ -302,9 +302,8 @@ class BusState:
     def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
         delay = self.backoff.record_failure(now)
-        self.log.warning(
-            "PubSub cannot reconnect, next attempt in %.1f s: %s", delay, error_line(reason)
-        )
+        text = "PubSub cannot reconnect, next attempt in %.1f s: %s"
+        self.log.warning(text, delay, error_line(reason))
 
 
 # Buffer
@@ -353,9 +352,8 @@ class BusBuffer(Generic[ConnectionT]):
     @property
     def is_idle(self) -> bool:
         """Whether no transaction and no pipeline is open."""
-        if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
-            return False
-        return self._pgconn.transaction_status == pq.TransactionStatus.IDLE
+        has_pipeline = self._pgconn.pipeline_status != pq.PipelineStatus.OFF
+        return not has_pipeline and self._pgconn.transaction_status == pq.TransactionStatus.IDLE
 
     @property
     def is_in_transaction(self) -> bool:

@@ -109,8 +109,7 @@ def cut(encoded: str, is_sent: IsSent = lambda _: False) -> list[str]:
             f" not {len(encoded) * 3 // 4}"
         )
     for shortening in _SHORTENINGS:
-        segments = _cut_to_size(encoded, _MAX_PART_CHARACTERS - shortening, is_sent)
-        if segments:
+        if segments := _cut_to_size(encoded, _MAX_PART_CHARACTERS - shortening, is_sent):
             return segments
     raise ValueError(
         "this transaction has too many similar messages to keep their segments different:"

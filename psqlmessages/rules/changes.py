@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -53,12 +53,9 @@ class RuleDifference:
 
     def summary(self) -> str:
         """Return the numbers of changes as text."""
-        counts = {
-            "added": len(self.rules_added) + len(self.identities_added),
-            "changed": len(self.rules_changed),
-            "removed": len(self.rules_removed) + len(self.identities_removed),
-        }
-        return ", ".join(f"{count:,} {verb}" for verb, count in counts.items())
+        added = len(self.rules_added) + len(self.identities_added)
+        removed = len(self.rules_removed) + len(self.identities_removed)
+        return f"{added:,} added, {len(self.rules_changed):,} changed, {removed:,} removed"
 
     def lines(self) -> list[str]:
         """Return one line per change, for terminals."""
@@ -100,8 +97,9 @@ def difference(
     wanted_rules = {rule.key: rule for rule in wanted.rules or ()}
     current_identities = dict.fromkeys(current.web_identities or ())
     wanted_identities = dict.fromkeys(wanted.web_identities or ())
-    removes_rules = is_replacing and wanted.rules is not None
+    removable_rules = current_rules if is_replacing and wanted.rules is not None else {}
     removes_identities = is_replacing and wanted.web_identities is not None
+    removable_identities = current_identities if removes_identities else {}
     return RuleDifference(
         tuple(rule for key, rule in wanted_rules.items() if key not in current_rules),
         tuple(
@@ -109,15 +107,9 @@ def difference(
             for key, rule in wanted_rules.items()
             if key in current_rules and current_rules[key] != rule
         ),
-        tuple(
-            rule for key, rule in current_rules.items() if removes_rules and key not in wanted_rules
-        ),
+        tuple(rule for key, rule in removable_rules.items() if key not in wanted_rules),
         tuple(entry for entry in wanted_identities if entry not in current_identities),
-        tuple(
-            entry
-            for entry in current_identities
-            if removes_identities and entry not in wanted_identities
-        ),
+        tuple(entry for entry in removable_identities if entry not in wanted_identities),
     )
 
 
@@ -182,13 +174,11 @@ def _apply_identities(changes: RuleDifference, using: str) -> None:
 
 
 def _find_pks(
-    identities: Iterable[Identity], using: str
+    identities: Collection[Identity], using: str
 ) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
     """Return the primary keys of existing users by name, and of groups. None maps to None."""
-    model, names, group_names = get_user_model(), set(), set()
-    for entry in identities:
-        names.add(entry.user)
-        group_names.add(entry.group)
+    model = get_user_model()
+    names, group_names = {each.user for each in identities}, {each.group for each in identities}
     users = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": names})
     groups = Group.objects.using(using).filter(name__in=group_names).values_list("name", "pk")
     user_pks = {user.get_username(): user.pk for user in users}

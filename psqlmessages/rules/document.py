@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from psqlmessages.wire import (
-    MalformedText,
-    decode_document,
-    describe_unstorable,
-    parse_strict_json,
-)
+from psqlmessages.wire import MalformedText, decode_document, describe_unstorable, parse_strict_json
 
 # Entries of a document: rules and web identities, with their errors and warnings
 
@@ -54,13 +49,11 @@ class RuleEntry(NamedTuple):
         yield from _name_errors("ident", self.ident)
         yield from _name_errors("dest", self.dest)
         if self.type not in TYPES:
-            yield RuleError(
-                "type", f"The type {self.type!r:.100} is not one of {', '.join(TYPES)}."
-            )
+            text = f"The type {self.type!r:.100} is not one of {', '.join(TYPES)}."
+            yield RuleError("type", text)
         if self.mode not in MODES:
-            yield RuleError(
-                "mode", f"The mode {self.mode!r:.100} is not one of {', '.join(MODES)}."
-            )
+            text = f"The mode {self.mode!r:.100} is not one of {', '.join(MODES)}."
+            yield RuleError("mode", text)
         elif self.type == "Rpc" and self.mode != "W":
             yield RuleError(
                 "mode",
@@ -191,10 +184,9 @@ def read(text: bytes | str) -> Definitions:
         _parse_part(document, "web_identities", _parse_identity, errors),
     )
     if errors:
-        more = len(errors) - _MAX_ERRORS
-        raise MalformedDefinitions(
-            errors[:_MAX_ERRORS] + ([f"And {more:,} more."] if more > 0 else [])
-        )
+        if (more := len(errors) - _MAX_ERRORS) > 0:
+            errors[_MAX_ERRORS:] = [f"And {more:,} more."]
+        raise MalformedDefinitions(errors)
     return definitions
 
 
