@@ -46,10 +46,10 @@ _CONTEXT = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
 _NAMES = frozenset((
     noop("bytes"), noop("changed at"), noop("connected at"), noop("dead letter queue"),
     noop("destination"), noop("destinations"), noop("error"), noop("exchange"), noop("exchanges"),
-    noop("group"), noop("ident"), noop("key timeout"), noop("lag seconds"), noop("last batch"),
+    noop("group"), noop("key timeout"), noop("lag seconds"), noop("last batch"),
     noop("last batch at"), noop("latency p50"), noop("latency p95"), noop("latency p99"),
-    noop("listeners"), noop("max tries"), noop("mode"), noop("name"), noop("namespace"),
-    noop("parallel"), noop("pid"), noop("pinged at"), noop("position"), noop("queue"),
+    noop("listeners"), noop("mode"), noop("name"), noop("namespace"),
+    noop("parallel"), noop("pid"), noop("position"), noop("queue"),
     noop("queues"), noop("reserve"), noop("retention"), noop("role"), noop("rows"),
     noop("rows per second"), noop("seen at"), noop("selector"), noop("sender"), noop("session"),
     noop("size p50"), noop("size p95"), noop("size p99"), noop("source queue"),
@@ -57,6 +57,8 @@ _NAMES = frozenset((
     noop("subscriptions"), noop("timeout"), noop("topic"), noop("topics"),
     noop("type"), noop("user"),
 ))  # fmt: skip
+# Labels that differ from the names of the fields.
+_LABELS = {"ident": _("node"), "max tries": _("max attempts"), "pinged at": _("last read")}
 
 
 class BoundedPaginator(Paginator):
@@ -101,8 +103,9 @@ class BaseAdmin(ModelAdmin):
             if str(each._meta.verbose_name_plural) in _NAMES:
                 each._meta.verbose_name_plural = _(str(each._meta.verbose_name_plural))
             for named in (each._meta, *each._meta.fields):
-                if named.verbose_name in _NAMES:
-                    named.verbose_name = _(named.verbose_name)
+                name = named.verbose_name
+                if name in _NAMES or name in _LABELS:
+                    named.verbose_name = _LABELS.get(name) or _(name)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read the database that holds the rules, even if the project reads from a replica."""

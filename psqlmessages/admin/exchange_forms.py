@@ -200,7 +200,9 @@ class DryRunForm(forms.Form):
         widget=forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"}),
     )
     is_json = forms.BooleanField(required=False, label=_("The body is JSON"))
-    tries = forms.IntegerField(label=_("Tries"), min_value=0, max_value=2**31 - 1, initial=0)
+    tries = forms.IntegerField(
+        label=_("Failed attempts"), min_value=0, max_value=2**31 - 1, initial=0
+    )
 
     def clean_headers(self) -> dict[str, Any]:
         """Parse the headers."""

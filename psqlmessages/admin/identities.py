@@ -1,4 +1,4 @@
-"""Web identities in the admin: the idents that a user or a group may use."""
+"""Web identities in the admin: the nodes that a user or a group may use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(VerbatimForm):
-    """A web identity. Spaces at the ends of the ident are saved, and the admin warns about them."""
+    """A web identity. Spaces at the ends of the node name are saved, with a warning."""
 
     class Meta:
         model = WebIdentity
@@ -30,7 +30,7 @@ class WebIdentityForm(VerbatimForm):
 
 @admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
-    """The idents that users and groups may use. Deleting one closes its WebSockets."""
+    """The nodes that users and groups may use. Deleting one closes its WebSockets."""
 
     form = WebIdentityForm
     list_display = ("ident", "user", "group")
@@ -39,7 +39,7 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     list_select_related = ("user", "group")
     raw_id_fields = ("user", "group")
     search_fields = ("ident", f"user__{get_user_model().USERNAME_FIELD}", "group__name")
-    search_help_text = _("Searches the ident, the user name and the group name.")
+    search_help_text = _("Searches the node, the user name and the group name.")
 
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
         """Return the fields whose model the project's admin can search.

@@ -92,9 +92,9 @@ class RoleFilter(NameFilter):
 
 
 class IdentFilter(NameFilter):
-    """Filter by ident."""
+    """Filter by node."""
 
-    title = _("ident")
+    title = _("node")
     parameter_name = "ident"
 
 

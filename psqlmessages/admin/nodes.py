@@ -40,7 +40,7 @@ class ClientAdmin(OpenTransactionsAdmin):
     list_display = ("ident", "role", "connected", "session_text", "listens", "sends", "observes")
     list_filter = (ConnectionFilter, RoleFilter)
     search_fields = ("ident",)
-    search_help_text = _("Searches the ident.")
+    search_help_text = _("Searches the node.")
     fields = list_display
     readonly_fields = fields
     actions = ("disconnect",)

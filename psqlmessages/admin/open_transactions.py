@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin
 from psqlmessages.models import Session
+from psqlmessages.models.names import isolate
 
 # Do not warn of younger transactions, because they will probably end soon.
 _MIN_OPEN_SECONDS = 1
@@ -45,8 +46,9 @@ class OpenTransaction:
     def __str__(self) -> str:
         if self.prepared is not None:
             text = _("prepared transaction {name} of {role}")
-            return text.format(name=self.prepared, role=self.role)
-        return f"pid {self.pid} ({self.role}, {self.program or _('no application_name')})"
+            return text.format(name=isolate(self.prepared), role=isolate(self.role))
+        program = isolate(self.program) or _("no application_name")
+        return f"pid {self.pid} ({isolate(self.role)}, {program})"
 
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:

@@ -38,6 +38,7 @@ from psqlmessages.exchanges.store.stats import (
     size_limits,
 )
 from psqlmessages.models import Auth, Element, Queue, QueueCount
+from psqlmessages.models.names import isolate
 
 _MAX_NAMES = 20
 _NUMBERS = ArrayField(BigIntegerField())
@@ -117,11 +118,15 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     @admin.display(description=_("dead after"), ordering="max_tries")
     def tries(self, queue: Queue) -> str:
-        """Return the maximum number of tries and the dead-letter queue; "-" without a maximum."""
+        """Return the maximum of failed attempts and the dead-letter queue; "-" without one."""
         if queue.max_tries is None:
             return "-"
-        text = ngettext("{number} try, to {queue}", "{number} tries, to {queue}", queue.max_tries)
-        return text.format(number=f"{queue.max_tries:,}", queue=queue.dead_letter_queue)
+        text = ngettext(
+            "{number} failed attempt, to {queue}",
+            "{number} failed attempts, to {queue}",
+            queue.max_tries,
+        )
+        return text.format(number=f"{queue.max_tries:,}", queue=isolate(queue.dead_letter_queue))
 
     # Adding and changing
 

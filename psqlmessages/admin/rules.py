@@ -117,7 +117,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     list_filter = (RoleFilter, IdentFilter, "type", "mode")
     actions = ("delete_selected",)
     search_fields = ("ident", "dest", "role")
-    search_help_text = _("Searches the ident, the destination and the role.")
+    search_help_text = _("Searches the node, the destination and the role.")
 
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any

@@ -29,13 +29,13 @@ _BACKLOG = """(
 
 
 class SubscriptionStateFilter(StateFilter):
-    """Filter subscriptions by state: alive or timed out."""
+    """Filter subscriptions by state: alive or expired."""
 
     title = _("state")
     parameter_name = "state"
     states: ClassVar = {
         "alive": (_("Alive"), Q(expires_at__gt=Now())),
-        "timed_out": (_("Timed out"), Q(expires_at__lte=Now())),
+        "expired": (_("Expired"), Q(expires_at__lte=Now())),
     }
 
 
@@ -43,11 +43,11 @@ class SubscriptionStateFilter(StateFilter):
 class SubscriptionAdmin(BaseAdmin):
     """The subscriptions. Nodes create, renew and end them."""
 
-    list_display = ("ident", "topic", "backlog", "expires", "state", "pinged")
+    list_display = ("ident", "topic", "backlog", "expires", "state", "last_read")
     list_filter = (SubscriptionStateFilter,)
     search_fields = ("ident", "topic")
-    search_help_text = _("Searches the ident and the topic.")
-    fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started", "pinged")
+    search_help_text = _("Searches the node and the topic.")
+    fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started", "last_read")
     readonly_fields = fields
 
     # Nodes create subscriptions, and unused subscriptions expire. If a user changed a position,
@@ -55,7 +55,7 @@ class SubscriptionAdmin(BaseAdmin):
     denied_permissions = ("add", "change", "delete")
     expires = time_column(_("expires"), "expires_at")
     started = time_column(_("started at"), "started_at")
-    pinged = time_column(_("pinged at"), "pinged_at")
+    last_read = time_column(_("last read"), "pinged_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
         """Read subscriptions with their expiry and their backlog, counted up to a limit."""
@@ -69,8 +69,8 @@ class SubscriptionAdmin(BaseAdmin):
 
     @admin.display(description=_("backlog"))
     def backlog(self, subscription: Subscription) -> str:
-        """Return the number of unread messages; "-" if the subscription has timed out."""
-        if _has_timed_out(subscription):
+        """Return the number of unread messages; "-" if the subscription has expired."""
+        if _is_expired(subscription):
             return "-"
         if subscription.unread > _MAX_COUNTED:
             return _("over {number}").format(number=f"{_MAX_COUNTED:,}")
@@ -79,10 +79,10 @@ class SubscriptionAdmin(BaseAdmin):
     @admin.display(description=_("state"))
     def state(self, subscription: Subscription) -> str:
         """Return whether the subscription is alive, and whether it has missed messages."""
-        if _has_timed_out(subscription):
-            return _("timed out")
+        if _is_expired(subscription):
+            return _("expired")
         return _("alive") if subscription.is_recovered else _("alive, has missed messages")
 
 
-def _has_timed_out(subscription: Subscription) -> bool:
+def _is_expired(subscription: Subscription) -> bool:
     return subscription.expires_at <= datetime.now(subscription.expires_at.tzinfo)

@@ -46,7 +46,7 @@ def _set_mark(request: HttpRequest, topic: Topic, *, is_marked: bool) -> tuple[s
                 return _("Nothing changed."), messages.INFO
             base.record_history(request, [(topic, CHANGE, done)])
     except (IdentNotExistent, NotAuthorized):
-        rule = f"role {base.current_role()}, ident pipeline.*, type Topic, destination *, mode R"
+        rule = f"role {base.current_role()}, node pipeline.*, type Topic, destination *, mode R"
         text = _("Nothing was changed: the archive may not read {topic}. Add a rule: {rule}.")
         return text.format(topic=topic.name, rule=rule), messages.ERROR
     except MessagesError as error:

@@ -88,7 +88,7 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         fields=("ident", "type", "dest", "role"),
                         name="rule_is_unique",
-                        violation_error_message="This role, ident, type and destination already have a rule.",
+                        violation_error_message="This role, node, type and destination already have a rule.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(

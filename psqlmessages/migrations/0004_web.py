@@ -72,7 +72,7 @@ class Migration(migrations.Migration):
                         fields=("ident", "user", "group"),
                         name="web_identity_is_unique",
                         nulls_distinct=False,
-                        violation_error_message="This user or group already has this ident.",
+                        violation_error_message="This user or group already has this node.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(

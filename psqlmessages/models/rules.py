@@ -64,7 +64,7 @@ class Auth(models.Model):
                 fields=["ident", "type", "dest", "role"],
                 name="rule_is_unique",
                 violation_error_message=_(
-                    "This role, ident, type and destination already have a rule."
+                    "This role, node, type and destination already have a rule."
                 ),
             ),
             models.CheckConstraint(
@@ -127,7 +127,7 @@ class WebIdentity(models.Model):
                 fields=["ident", "user", "group"],
                 nulls_distinct=False,
                 name="web_identity_is_unique",
-                violation_error_message=_("This user or group already has this ident."),
+                violation_error_message=_("This user or group already has this node."),
             ),
             models.CheckConstraint(
                 condition=Q(user__isnull=True) ^ Q(group__isnull=True),

@@ -252,7 +252,7 @@ def _describe_move(queue: Queue, fields: Fields) -> Sequence[str]:
 def _move(queue: Queue, fields: Fields) -> str:
     name, ids = _destination(queue, fields), _choose(queue, fields)
     moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
-    return _summary(_("Moved to {queue}").format(queue=name), moved, ids)
+    return _summary(_("Moved to {queue}").format(queue=isolate(name)), moved, ids)
 
 
 def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
@@ -272,7 +272,7 @@ def _redrive(queue: Queue, fields: Fields) -> str:
     texts = []
     for name, ids in _redrive_destinations(queue, fields).items():
         moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
-        texts.append(_summary(_("Redriven to {queue}").format(queue=name), moved, ids))
+        texts.append(_summary(_("Redriven to {queue}").format(queue=isolate(name)), moved, ids))
     return " ".join(texts)
 
 

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.models import Queue
+from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES, VIEW_ELEMENTS
 from psqlmessages.monitor.actions import allowed_actions, missing_rule, perform
@@ -139,7 +140,7 @@ def _rate(rate: float | None) -> str:
 
 def _consumers(queue: MonitoredQueue) -> str:
     """Describe the known consumers. A queue does not store which consumers wait for elements."""
-    parts = [gettext("exchange {name}").format(name=name) for name in queue.exchanges]
+    parts = [gettext("exchange {name}").format(name=isolate(name)) for name in queue.exchanges]
     if queue.is_taking:
         parts.append(gettext("taking"))
     elif queue.is_awaited:

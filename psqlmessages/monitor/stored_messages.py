@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Final, NamedTuple
 
 from django.core.exceptions import BadRequest, ValidationError
@@ -22,11 +24,15 @@ from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import position_at
 from psqlmessages.monitor.views import common_context, require_monitor_access, require_name
 from psqlmessages.orm import fetch
-from psqlmessages.wire import MAX_ID, parse_number
+from psqlmessages.wire import MAX_ID, MalformedText, parse_number, parse_strict_json
 
 # A search reads at most this many messages.
 MAX_SEARCHED: Final = 10_000
 _SHOWN_CHARACTERS: Final = 2000
+_MAX_SEARCH_CHARACTERS: Final = 200
+# A search for a field of JSON bodies, such as $.order.id = 42; json_path.js reads it alike.
+_STEP: Final = r"\.([^\s.\[\]()=!<>?*\"]+)|\[([0-9]{1,9})\]"
+_FIELD_SEARCH: Final = re.compile(rf"\$((?:{_STEP})+)(?:\s*==?\s*(.+))?", re.DOTALL)
 
 # The index of the primary key, which begins with topic and id, finds the first message.
 _MESSAGES: Final = """
@@ -36,8 +42,13 @@ _MESSAGES: Final = """
         SELECT * FROM psqlmessages_streammessage AS s
         WHERE s.topic_id = %(topic)s AND s.id > %(after)s ORDER BY s.id LIMIT %(searched)s
     ) AS m
-    WHERE %(search)s = '' OR strpos(lower(m.sender), lower(%(search)s)) > 0
-        OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
+    WHERE CASE
+        WHEN %(path)s::text IS NOT NULL THEN
+            %(with_bodies)s
+            AND messages._has_json_field(m.payload, %(path)s::jsonpath, %(variables)s::jsonb)
+        ELSE %(search)s = '' OR strpos(lower(m.sender), lower(%(search)s)) > 0
+            OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
+        END
     ORDER BY m.id LIMIT %(limit)s
 """
 # Finds the last messages before an id, up to one page, and returns the position before the first
@@ -74,6 +85,8 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
     if topic is None:
         raise Http404("There is no topic with this name.")
     search = request.GET.get("search", "").strip()
+    if len(search) > _MAX_SEARCH_CHARACTERS or "\0" in search:
+        raise BadRequest(f"search: at most {_MAX_SEARCH_CHARACTERS} characters.")
     with_bodies = request.user.has_perm(VIEW_BODIES)
     context: dict[str, Any] = {
         **common_context(request), "topic": name, "topic_url": object_url("topic", name),
@@ -117,16 +130,54 @@ def _position_before_page(request: HttpRequest, topic: Topic, search: str) -> in
 
 def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[StoredMessage]:
     """Read the messages of a page; one more shows that there is a next page."""
+    path, variables = _parse_field_search(search)
     values = {
         "topic": topic.pk,
         "after": after,
         "search": search,
+        "path": path,
+        "variables": variables,
         "searched": MAX_SEARCHED if search else PAGE_SIZE + 1,
         "with_bodies": with_bodies,
         "shown": _SHOWN_CHARACTERS,
         "limit": PAGE_SIZE + 1,
     }
     return [StoredMessage(*row) for row in fetch(_MESSAGES, values, database())]
+
+
+def _parse_field_search(search: str) -> tuple[str | None, str]:
+    """Return a search for a JSON field as an SQL/JSON path and its variables, an object in JSON.
+
+    The path is None if the search is for other text.
+    Raises ValidationError if the search begins like a path and is none. The path has only quoted
+    names and numbers, so that the searched text cannot change what the path does.
+    """
+    if not search.startswith(("$.", "$[")):
+        return None, "{}"
+    if not (found := _FIELD_SEARCH.fullmatch(search)):
+        raise ValidationError(
+            _("Not a JSON path: %(text)s. Write $.order.id or $.items[0].id = 42.")
+            % {"text": search}
+        )
+    steps, text = found[1], found[4]
+    path = "$" + "".join(
+        f".{json.dumps(name)}" if name else f"[{index}]" for name, index in re.findall(_STEP, steps)
+    )
+    if text is None:
+        return path, "{}"
+    value = in_quotes = json.dumps(text)
+    try:
+        parse_strict_json(text)
+    except MalformedText:
+        pass
+    else:
+        # As it was typed: PostgreSQL compares numbers of any length exactly.
+        value = text
+    # 42 finds the number and the text, "42" only the text.
+    return (
+        f"{path} ? (@ == $value || @ == $text)",
+        f'{{"value": {value}, "text": {in_quotes}}}',
+    )
 
 
 def _previous_position(topic: Topic, before: int) -> int | None:

@@ -118,7 +118,7 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
     identities = wanted.web_identities or ()
     user_pks, group_pks = _find_pks(identities, using)
     errors = [
-        f"There is no {kind} {name} for the ident {entry.ident}."
+        f"There is no {kind} {name} for the node {entry.ident}."
         for kind, pks in (("user", user_pks), ("group", group_pks))
         for entry in identities
         if (name := getattr(entry, kind)) not in pks

@@ -71,7 +71,7 @@ class RuleEntry(NamedTuple):
 
     def remarks(self) -> Iterator[str]:
         """Yield warnings about values that are allowed, but probably not intended."""
-        for label, name in (("ident", self.ident), ("destination", self.dest)):
+        for label, name in (("node", self.ident), ("destination", self.dest)):
             yield from _remarks_of_name(label, name)
         yield from _remarks_of_blanks("role", self.role)
 
@@ -95,7 +95,7 @@ class Identity(NamedTuple):
 
     def remarks(self) -> Iterator[str]:
         """Yield warnings about values that are allowed, but probably not intended."""
-        yield from _remarks_of_name("ident", self.ident)
+        yield from _remarks_of_name("node", self.ident)
 
 
 def _name_errors(field: str, name: str, maximum: int = NAME_CHARACTERS) -> Iterator[RuleError]:

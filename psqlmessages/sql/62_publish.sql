@@ -604,3 +604,29 @@ $$;
 
 COMMENT ON FUNCTION messages.publish_many IS
     'Publish many messages in one call, with one permission check. Id: of the last message; Ids: of all, in the order of the payloads. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages._has_json_field(
+    payload text,
+    path jsonpath,
+    variables jsonb
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- Only objects and arrays have fields. The block below needs a subtransaction.
+    IF payload !~ '^\s*[{[]' THEN
+        RETURN false;
+    END IF;
+    BEGIN
+        RETURN jsonb_path_exists(payload::jsonb, path, variables, true);
+    EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex THEN
+        RETURN false;
+    END;
+END
+$$;
+
+COMMENT ON FUNCTION messages._has_json_field IS
+    'For the monitor: whether a body is JSON in which this path finds a value. False if it is no JSON, or no jsonb, as with \u0000.';
+

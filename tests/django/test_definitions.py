@@ -184,7 +184,7 @@ def test_import_in_another_database_restores_an_export(shop: World, tmp_path: Pa
     assert called(capsys, "definitions", "import", str(file))[0] == 0
     assert changes.read_current() == before
     file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
-    wrong = "psqlmessages: There is no user alice for the ident a.\n"
+    wrong = "psqlmessages: There is no user alice for the node a.\n"
     assert called(capsys, "definitions", "import", str(file)) == (1, "", wrong)
 
 

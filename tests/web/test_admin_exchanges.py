@@ -115,7 +115,7 @@ def test_exchanges_are_stopped_started_and_deleted(admin: Admin, sorting: Exchan
     assert "It is blocked: missing rule in default: INSERT" in page.text
     page = admin.send(page, "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
-    assert "It is stopped: elements wait in orders." in page.text
+    assert "It is stopped: elements wait in orders ." in page.text
     page = admin.send(admin.open(page_of(sorting, "delete")), SURE)
     assert "was deleted successfully" in page.messages[0]
     assert not Exchange.objects.exists()

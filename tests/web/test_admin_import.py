@@ -91,7 +91,7 @@ def test_web_identities_are_imported_and_removed_by_their_names(admin: Admin):
     assert "removed user1" not in page.text, "a part that is not in the document stays"
     page = upload(admin, web_identities=(Identity("alice", None, "b"),))
     alice.delete()
-    refusal = "Nothing was saved. There is no user alice for the ident b."
+    refusal = "Nothing was saved. There is no user alice for the node b."
     assert admin.send(page, DO).messages == [refusal]
 
 
@@ -111,10 +111,10 @@ UNREADABLE = {
     b"{": "The document is not JSON: ",
     b'{"version":1,"rules":[{"role":"r"}]}': "Rule 1, ident: it is missing.",
     b'{"version":1,"web_identities":[{"user":"x","group":null,"ident":"i"}]}': (
-        "There is no user x for the ident i."
+        "There is no user x for the node i."
     ),
     b'{"version":1,"web_identities":[{"user":null,"group":"x","ident":"i"}]}': (
-        "There is no group x for the ident i."
+        "There is no group x for the node i."
     ),
     b"": "The submitted file is empty.",
 }
@@ -205,8 +205,8 @@ def test_a_user_or_a_group_is_given_an_ident(admin: Admin):
     LogEntry.objects.all().delete()
     add(admin, user=alice.pk, ident="x")
     answer = add(admin, user=alice.pk, ident="x")
-    assert answer.errors == ["This user or group already has this ident."]
+    assert answer.errors == ["This user or group already has this node."]
     path = f"{IDENTITIES}{WebIdentity.objects.get(user=alice).pk}"
     admin.send(admin.open(f"{path}/change/"), "Save", ident="y")
     admin.send(admin.open(f"{path}/delete/"), SURE)
-    assert set(history()) == {"Added alice as x.", "Ident: x → y", "Deleted alice as y."}
+    assert set(history()) == {"Added alice as x.", "Node: x → y", "Deleted alice as y."}

@@ -183,7 +183,7 @@ def test_subscriptions_are_listed_with_their_backlog_and_state(admin: Admin, rea
     Subscription.objects.update(is_recovered=False)
     assert "alive, has missed messages" in admin.open(SUBSCRIPTIONS).text
     Subscription.objects.update(timeout=1, pinged_at="2020-01-01T00:00:00Z")
-    assert "timed out" in admin.open(f"{SUBSCRIPTIONS}?state=timed_out").text
+    assert "expired" in admin.open(f"{SUBSCRIPTIONS}?state=expired").text
     assert "0 subscriptions" in admin.open(f"{SUBSCRIPTIONS}?state=alive").text
 
 
@@ -211,7 +211,7 @@ def test_a_topic_is_marked_for_the_archive_and_unmarked(admin: Admin, reader: Pr
     Subscription.objects.all().delete()
     path = topic_page("PRICES")
     page = admin.send(admin.open(path), KEEP)
-    assert f"Add a rule: role {Server.owner}, ident pipeline.*" in page.messages[0]
+    assert f"Add a rule: role {Server.owner}, node pipeline.*" in page.messages[0]
     assert not Subscription.objects.exists()
     admin.world.rules(ARCHIVE_RULE)
     old = admin.open(path)

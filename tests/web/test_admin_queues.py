@@ -56,7 +56,7 @@ def test_the_list_tells_sizes_by_state_counters_and_dead_letters(admin: Admin, w
     page = admin.open(page_of(Queue.objects.get(name="done")))
     assert "Removed 3 1 1 1 0 0 0 " in page.text
     Queue.objects.filter(name="done").update(max_tries=3)
-    assert "0 0 0 3 tries, to __deadletter__" in admin.open(QUEUES).text
+    assert "0 0 0 3 failed attempts, to __deadletter__" in admin.open(QUEUES).text
     worker.connection.execute(
         "SELECT messages.push_many('W', 'full', array_fill('x'::text, ARRAY[4000]))"
         " FROM generate_series(1, 3)"
@@ -97,7 +97,7 @@ def test_settings_are_edited_and_nothing_else_is_written(admin: Admin, worker: P
     queue = Queue.objects.get(name="orders")
     assert (queue.max_tries, queue.dead_letter_queue, queue.key_timeout) == (3, "lost", 60)
     assert queue.is_paused
-    assert "Max tries: None → 3" in history()[0]
+    assert "Max attempts: None → 3" in history()[0]
     refused = {
         ("max_tries", "0"): "The number of attempts is 1 or more, or empty for no limit.",
         ("dead_letter_queue", "a*"): "ends in *: this is a pattern, not a name.",

@@ -98,7 +98,7 @@ def test_the_history_shows_past_and_present_values(admin: Admin):
 
 ODD = {
     "nobody A Topic T R 9": "PostgreSQL has no role nobody: the rule has no effect",
-    "user1 A*B Topic T R 9": "The * in the ident A*B is not at the end, so",
+    "user1 A*B Topic T R 9": "The * in the node A*B is not at the end, so",
     "user1 A Topic *T* R 9": "The * in the destination *T* is not at the end, so",
 }
 NOT_FOR_RPC = (
@@ -112,7 +112,7 @@ REFUSED = {
     f"user1 {'A' * 101} Topic B R 9": "Ensure this value has at most 100 characters (it has 101).",
     f"{'r' * 64} A Topic B R 9": "Ensure this value has at most 63 characters (it has 64).",
     "user1 A Stream B R 9": "Select a valid choice. Stream is not one of the available choices.",
-    "user1 TAKEN Topic T W 9": "This role, ident, type and destination already have a rule.",
+    "user1 TAKEN Topic T W 9": "This role, node, type and destination already have a rule.",
 }
 
 

@@ -149,13 +149,15 @@ def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World)
 def test_the_page_of_a_topic_sends_filters_and_shades_uncounted_times(
     visitors: Visitors, world: World
 ):
-    world.rules(MONITOR_RULE, "user2 LISTENER Topic T R 60", f"{Server.owner} example Topic T W 60")
-    world.node("user2", "LISTENER", listen="T")
+    name = "L\u202eR"
+    world.rules(MONITOR_RULE, f"user2 {name} Topic T R 60", f"{Server.owner} example Topic T W 60")
+    reader = world.node("user2", name, listen="T")
+    reader.got(name, "T", 3600)
     now = timezone.now().replace(second=0, microsecond=0)
     start, end = (now - timedelta(minutes=back) for back in (30, 10))
     HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
     TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
-    page = live(visitors("chief"), "/monitor/topics/T/")
+    page = live(visitors("chief", timezone_id="Asia/Tokyo"), "/monitor/topics/T/")
     expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
     # Before and after the period, in both panels.
     expect(page.locator("#history .unknown")).to_have_count(4)
@@ -166,16 +168,24 @@ def test_the_page_of_a_topic_sends_filters_and_shades_uncounted_times(
     for body, kind in (("<b>one</b>", "text"), ('{"two": 2}', "json")):
         page.get_by_label("Body").fill(body)
         page.get_by_label("Format").select_option(kind)
+        page.locator("[name=as]").select_option("stored")
         page.get_by_role("button", name="Send…").click()
-        expect(page.get_by_text("Nodes that listen now:")).to_contain_text("LISTENER")
+        expect(page.get_by_text("Nodes that listen now:")).to_contain_text(name)
         page.get_by_role("button", name="Send a test message").click()
-        expect(page.locator(".notice")).to_have_text("Sent a test message.")
-        expect(page.locator(LIVE)).to_be_visible()
-    expect(page.locator("#tail li:visible")).to_have_count(2)
-    for text, number in (("TWO", 1), ("example", 2), ("none", 0), ("", 2)):
+        expect(page.locator(".notice")).to_contain_text("Published a test message")
+        expect(page.locator(LIVE)).to_contain_text("GMT+9")
+    rows, numbers = page.locator("#tail li:visible"), {"TWO": 1, "example": 2, "none": 0}
+    for text, number in {**numbers, "$.two = 2": 1, "$.two=3": 0, "$..two": 0, "": 2}.items():
         page.get_by_label("Filter messages").fill(text)
-        expect(page.locator("#tail li:visible")).to_have_count(number)
-        expect(page.get_by_text("No message matches")).to_be_visible(visible=not number)
+        expect(rows).to_have_count(number)
+        told = page.get_by_text("Not a JSON path" if text == "$..two" else "No message matches")
+        expect(told).to_be_visible(visible=not number)
+    expect(rows.locator("time").first).to_have_text(re.compile("^[0-9:]+ GMT.9$"))
+    reader.ok("topic_unlisten", "T")
+    # U+202E reverses only the name.
+    expect(page.locator("#events bdi", has_text="R").first).to_have_text(name)
+    page.goto("/monitor/stored/?topic=T&search=$[0].two")
+    expect(page.locator("main time")).to_contain_text("GMT+9")
 
 
 def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
@@ -280,9 +290,8 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
     for _, words, behind in FAULTS:
         page.goto("/monitor/")
         page.get_by_role("link", name=words).click()
-        expect(
-            page.get_by_role("main").get_by_text(behind).locator("visible=true").first
-        ).to_be_visible()
+        found = page.get_by_role("main").get_by_text(behind).locator("visible=true")
+        expect(found.first).to_be_visible()
     page.goto("/monitor/")
     Queue.objects.update(is_paused=False)
     expect(page.get_by_text("The queue “orders” is paused")).to_have_count(0)
@@ -358,17 +367,10 @@ def test_each_text_of_the_scripts_can_be_translated(visitors: Visitors, world: W
     window("TEXTS", "S", back=20)
     job("JOB", lag_seconds=3.25)
     page = visitors("chief")
-    page.route(
-        "**/monitor/texts.js",
-        lambda route: route.fulfill(body=MARKING_CATALOG, content_type="text/javascript"),
-    )
-    for address in (
-        "topics/",
-        "topics/TEXTS/",
-        "exchanges/",
-        "traffic/",
-        "traffic/topic/?name=TEXTS",
-    ):
+    catalog = {"body": MARKING_CATALOG, "content_type": "text/javascript"}
+    page.route("**/monitor/texts.js", lambda route: route.fulfill(**catalog))
+    addresses = "topics/", "topics/TEXTS/", "exchanges/", "traffic/", "traffic/topic/?name=TEXTS"
+    for address in addresses:
         page.goto(f"/monitor/{address}")
         expect(page.locator(CURRENT)).to_contain_text("«")
         expect(page.locator("main").get_by_text("«").first).to_be_attached()

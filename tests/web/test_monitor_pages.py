@@ -19,7 +19,7 @@ from django.utils import translation
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.models import Auth, Queue
+from psqlmessages.models import Auth, Queue, StreamMessage
 from psqlmessages.monitor import graph, json_views, queries
 from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import object_url
@@ -196,14 +196,12 @@ def test_stored_messages_are_found_by_time_and_text(database: World, monkeypatch
     sender = database.program("user1")
     for text in "one", "two", "three":
         sender.ok("publish", "S", "T", f"<b>{text}")
-    (middle,) = database.execute(
-        "SELECT published_at FROM psqlmessages_streammessage ORDER BY id OFFSET 1 LIMIT 1"
-    ).fetchone() or ("",)
+    middle = StreamMessage.objects.order_by("id").values_list("published_at", flat=True)[1]
     everything, some = logged_in("view_monitor", "view_bodies"), logged_in("view_monitor")
 
     def shown(query: str = "", client: Client = everything) -> list[str]:
         text = client.get(f"/monitor/stored/?topic=T{query}").text
-        return re.findall(r"<pre>&lt;b&gt;(.*?)</pre>", text)
+        return re.findall(r"<pre>(?:&lt;b&gt;)?(.*?)</pre>", text)
 
     cases = {
         "": ["one", "two", "three"], "&search=T": ["two", "three"], "&search=nobody": [],
@@ -212,15 +210,25 @@ def test_stored_messages_are_found_by_time_and_text(database: World, monkeypatch
     }  # fmt: skip
     assert {query: shown(query) for query in cases} == cases
     assert shown(client=some) == []
-    assert "No message matches" in some.get("/monitor/stored/?topic=T&search=two").text
     monkeypatch.setattr("psqlmessages.monitor.stored_messages.PAGE_SIZE", 2)
     assert shown() == ["two", "three"]
     page = everything.get("/monitor/stored/?topic=T").text
     ((earlier,),) = [re.findall(r'rel="prev" href="\?topic=T(.*?)"', page)]
     assert shown(unescape(earlier)) == ["one", "two"]
-    for query in ("&x=1", "&after=x", f"&after={'0' * 5000}1", "&time=x"):
+    paths = [f"&search={path}" for path in ("$.", "$..id", "$.id>1", "$.x ? (1 == 1)", "x" * 201)]
+    for query in ("&x=1", "&after=x", f"&after={'0' * 5000}1", "&time=x", *paths):
         assert everything.get(f"/monitor/stored/?topic=T{query}").status_code == 400, query
     assert everything.get("/monitor/stored/?topic=NONE").status_code == 404
+    for text in '{"id": 42, "of": [{"x": "1"}, null]}', '{"id": "\\u0000"}', "{", '[{"id": "42"}]':
+        sender.ok("publish", "S", "T", text)
+    numbers = {
+        "$.id": 2, "$.id=42": 2, '$.id == "42"': 1, "$.id=4": 0, "$.of.x=1": 1, "$.of[1]": 1,
+        "$.of[1].x": 0, "$.of = null": 1, "$.id = $value": 0,
+    }  # fmt: skip
+    assert {path: len(shown(f"&search={quote(path)}")) for path in numbers} == numbers
+    for text in "two", "$.id":
+        assert "No message matches" in some.get(f"/monitor/stored/?topic=T&search={text}").text
+    assert "Not a JSON path: $.." in everything.get("/monitor/stored/?topic=T&search=$..id").text
 
 
 @pytest.fixture
@@ -333,8 +341,6 @@ def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch):
     assert viewer.get(GRAPH).status_code == 503
     # A translation that puts each text in brackets.
     monkeypatch.setattr(translation._trans, "gettext", "[{}]".format)
-    for client, *addresses in (
-        (viewer, GRAPH), (Client(), GRAPH, health, f"{LIST}?fragment=rows"),
-        (logged_in(), GRAPH, health),
-    ):  # fmt: skip
+    others = (Client(), GRAPH, health, f"{LIST}?fragment=rows"), (logged_in(), GRAPH, health)
+    for client, *addresses in ((viewer, GRAPH), *others):
         assert all("[" in client.get(address).text for address in addresses), addresses

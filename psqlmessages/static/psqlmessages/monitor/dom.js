@@ -29,6 +29,9 @@ function fill(element, attributes, children) {
   return element;
 }
 
+/** A list of names, each in an element of its own, so that U+202E in one does not reverse the others. */
+export const nameList = (names) => names.flatMap((name, index) => [index ? ", " : null, h("bdi", {}, name)]);
+
 /** Add a card with this name to a strip of cards; return the card, and its elements for value and note. */
 export function addCard(strip, name) {
   const [value, note] = [h("dd", { class: "value" }, "…"), h("dd", { class: "note" })];

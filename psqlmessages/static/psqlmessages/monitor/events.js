@@ -65,8 +65,8 @@ const restartText = ({ nodes: number }) => ngettext(
 function line(event) {
   const [kind, sentence] = event.event === RESTARTED ? ["fails", restartText(event)] : SENTENCES[event.event] ?? ["leaves", `${event.event} NODE TOPIC`];
   const parts = sentence.split(/(NODE|TOPIC)/).map((part) => {
-    if (part === "NODE") return h("b", {}, event.ident);
-    return part === "TOPIC" ? h("b", {}, event.topic) : part;
+    if (part === "NODE") return h("b", {}, h("bdi", {}, event.ident));
+    return part === "TOPIC" ? h("b", {}, h("bdi", {}, event.topic)) : part;
   });
   const time = h("time", { datetime: new Date(event.at * 1000).toISOString(), title: date(event.at) }, clock(event.at));
   return h("li", { "data-kind": kind, "data-event": event.event, "data-at": event.at }, time, h("span", {}, ...parts));

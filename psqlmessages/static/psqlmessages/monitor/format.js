@@ -7,8 +7,8 @@ const language = document.documentElement.lang || "en";
 const dateLanguage = language.startsWith("en") ? "en-GB" : language;
 const whole = new Intl.NumberFormat(language, { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat(language, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
-const clockFormat = new Intl.DateTimeFormat(dateLanguage, { timeStyle: "medium" });
-const dateFormat = new Intl.DateTimeFormat(dateLanguage, { dateStyle: "medium", timeStyle: "medium" });
+const clockFormat = new Intl.DateTimeFormat(dateLanguage, { timeStyle: "long" });
+const dateFormat = new Intl.DateTimeFormat(dateLanguage, { dateStyle: "medium", timeStyle: "long" });
 
 const zoneFormat = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
@@ -51,13 +51,13 @@ export function elapsed(seconds) {
 /** The time since an event. */
 export const age = (seconds) => (seconds < 1.5 ? gettext("now") : gettext("{time} ago", { time: elapsed(seconds) }));
 
-/** The time of day of a Unix time. */
+/** The time of day of a Unix time, with the time zone. */
 export const clock = (unix) => clockFormat.format(unix * 1000);
 
-/** Date and time of a Unix time. */
+/** Date, time and time zone of a Unix time. */
 export const date = (unix) => dateFormat.format(unix * 1000);
 
-/** Date, time and time zone of a Unix time. */
+/** Date, time and time zone of a Unix time, all in digits. */
 export const dateWithZone = (unix) => zoneFormat.format(unix * 1000);
 
 /** A share from 0 to 1, in percent. */

@@ -40,7 +40,7 @@ const CARDS = [
   [gettext("Notification queue"), notificationQueue],
   [gettext("NOTIFY lock"), commitLock],
   [gettext("Sessions"), (health) => [orUnknown(health.sessions, count), orUnknown(health.nodes, (n) => ngettext("with {number} node", "with {number} nodes", n, { number: count(n) })), false]],
-  [gettext("Large bodies"), (health) => [orUnknown(health.bodies, (n) => `≈ ${count(n)}`), orUnknown(health.bodies_size, (n) => gettext("{size} on disk", { size: size(n) })), false]],
+  [gettext("Stored large messages"), (health) => [orUnknown(health.bodies, (n) => `≈ ${count(n)}`), orUnknown(health.bodies_size, (n) => gettext("{size} on disk", { size: size(n) })), false]],
   [gettext("Database round trip"), (health) => [orUnknown(health.round_trip, duration), gettext("one small query"), health.round_trip > LAG_SECONDS]],
   [
     gettext("Lag"),

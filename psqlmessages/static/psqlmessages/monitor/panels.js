@@ -1,6 +1,7 @@
 /** Panels: charts one above the other with a common time axis, in SVG. */
 
 import { h, svg } from "./dom.js";
+import { date } from "./format.js";
 import { gettext } from "./i18n.js";
 
 const NARROW_PIXELS = 560;
@@ -130,13 +131,13 @@ class Drawing {
     drawn?.querySelector(".pointer")?.remove();
     this.#tooltip.hidden = true;
     if (pointer === null || !this.#chart) return;
-    const { times, panels, formatTime, unknownText } = this.#chart;
+    const { times, panels, unknownText } = this.#chart;
     const area = layOut(this.#chart, this.#width);
     const index = Math.floor(((pointer.x - area.left) / (area.right - area.left)) * times.length);
     const number = Math.min(panels.length - 1, Math.floor(pointer.y / area.panelHeight));
     if (!(index in times) || !(number in panels)) return;
     const texts = panels[number].lines.filter(({ values }) => values[index] !== null).map(({ texts }) => texts[index]);
-    if (!texts.length && unknownText) texts.push(`${formatTime(times[index]).slice(11)}: ${unknownText}`);
+    if (!texts.length && unknownText) texts.push(`${date(times[index])}: ${unknownText}`);
     if (!texts.length) return;
     const { top, bottom } = area.at(number);
     const x = area.x(index + 0.5);

@@ -3,6 +3,7 @@
 import { byId, h, setText, show } from "./dom.js";
 import { clock, date, size } from "./format.js";
 import { gettext } from "./i18n.js";
+import { fieldFilter, isPath } from "./json_path.js";
 
 // The server sends the last 50 messages when the page opens; an open page keeps more.
 const MAX_MESSAGES = 1000;
@@ -12,13 +13,15 @@ export class Tail {
   #list = byId("tail");
   #button = byId("pause");
   #filter = byId("tail-filter");
+  /** Whether the filter shows a message with this sender and body; null if the filter is invalid. */
+  #matches = matcher("");
   #newest = 0;
   /** The messages that have arrived during the pause; null if the list is not paused. */
   #waiting = null;
 
   constructor() {
     this.#button.addEventListener("click", () => this.#setPaused(this.#waiting === null));
-    this.#filter.addEventListener("input", () => this.#applyFilter([...this.#list.children]));
+    this.#filter.addEventListener("input", () => this.#readFilter());
   }
 
   /** Add the messages of a frame; those of a snapshot replace the list. */
@@ -48,12 +51,19 @@ export class Tail {
     this.#showWhetherEmpty();
   }
 
-  /** Show only the given messages whose sender or body contains the text of the filter; hide the others. */
+  #readFilter() {
+    this.#matches = matcher(this.#filter.value.trim());
+    const isValid = this.#matches !== null;
+    this.#filter.setAttribute("aria-invalid", String(!isValid));
+    setText(byId("no-match"), isValid ? gettext("No message matches the filter.") : gettext("Not a JSON path. Write $.order.id or $.items[0].id = 42."));
+    this.#applyFilter([...this.#list.children]);
+  }
+
+  /** Show those of the given messages that match the filter; hide the others. */
   #applyFilter(items) {
-    const text = this.#filter.value.trim().toLowerCase();
     for (const each of items) {
-      const parts = [...each.querySelectorAll("b, pre")];
-      show(each, parts.some((part) => part.textContent.toLowerCase().includes(text)));
+      const [sender, body] = ["b", "pre"].map((name) => each.querySelector(name)?.textContent ?? "");
+      show(each, this.#matches !== null && this.#matches(sender, body));
     }
     this.#showWhetherEmpty();
   }
@@ -73,9 +83,19 @@ export class Tail {
   }
 }
 
+/** Read a filter: a field of JSON bodies, or text in senders and bodies. */
+function matcher(text) {
+  if (isPath(text)) {
+    const hasField = fieldFilter(text);
+    return hasField && ((sender, body) => hasField(body));
+  }
+  const wanted = text.toLowerCase();
+  return (...parts) => parts.some((part) => part.toLowerCase().includes(wanted));
+}
+
 function item(message) {
   const time = h("time", { datetime: new Date(message.at * 1000).toISOString(), title: date(message.at) }, clock(message.at));
-  const head = h("p", {}, time, h("b", {}, message.from), h("span", { class: "size" }, size(message.size)));
+  const head = h("p", {}, time, h("b", {}, h("bdi", {}, message.from)), h("span", { class: "size" }, size(message.size)));
   for (const [label, title] of labels(message)) head.append(h("span", { class: "label", title }, label));
   return h("li", {}, head, message.body === undefined ? null : h("pre", {}, message.body + (message.is_cut ? " …" : "")));
 }

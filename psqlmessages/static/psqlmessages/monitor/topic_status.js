@@ -6,7 +6,7 @@
  * `data-rule-url`, the URL of the rule with id 0, from which it derives those of all rules.
  */
 
-import { h, setText } from "./dom.js";
+import { h, nameList, setText } from "./dom.js";
 import { age, count, rate, size } from "./format.js";
 import { gettext } from "./i18n.js";
 import { connect } from "./live.js";
@@ -89,13 +89,14 @@ export class TopicStatus {
 
   #notes() {
     const { rules, has_more_rules: hasMore, is_there: exists } = this.#topic;
-    const observers = (rules ?? []).filter((rule) => rule.mode === "O").map((rule) => rule.ident).join(", ");
+    const observers = (rules ?? []).filter((rule) => rule.mode === "O").map((rule) => rule.ident);
+    const [before, after = ""] = gettext("May observe, without counting as a listener: {nodes}.").split("{nodes}");
     return [
-      observers ? gettext("May observe, without counting as a listener: {nodes}.", { nodes: observers }) : null,
+      observers.length ? [before, ...nameList(observers), after] : null,
       rules === null ? gettext("Loading the rules.") : null,
       hasMore ? gettext("There are more rules than shown.") : null,
       exists ? null : gettext("No topic has this name yet."),
-    ].filter(Boolean).map((text) => h("p", { class: "aside" }, text));
+    ].filter(Boolean).map((note) => h("p", { class: "aside" }, ...[note].flat()));
   }
 }
 

@@ -1,6 +1,6 @@
 /** Topics: the list of topics, with health and events. The server filters and sorts, and sends one page of the list. */
 
-import { byId, h, setText, show } from "./dom.js";
+import { byId, h, nameList, setText, show } from "./dom.js";
 import { Events } from "./events.js";
 import { age, count, date, messagesText, rate, size } from "./format.js";
 import { Health } from "./health.js";
@@ -108,13 +108,15 @@ function makeRow(name) {
 }
 
 function showNames(cell, names, number) {
-  const text = names.join(", ") + (number > names.length ? `, +${count(number - names.length)}` : "");
+  const more = number > names.length ? `+${count(number - names.length)}` : null;
+  // Each name is on a line of its own, where U+202E in one does not reverse the others.
+  const text = [...names, more].filter(Boolean).join("\n");
   const key = `${number}\n${text}`;
   if (cell.dataset.shown === key) return;
   cell.dataset.shown = key;
   cell.classList.toggle("none", number === 0);
   cell.title = text;
-  cell.replaceChildren(h("b", {}, count(number)), h("bdi", {}, text));
+  cell.replaceChildren(h("b", {}, count(number)), h("span", {}, ...nameList(names), more && `, ${more}`));
 }
 
 /** Update the cells that change with time, even without a frame. */
