@@ -20,9 +20,8 @@ from tests.migrated_cluster import create_roles
 from tests.servers import SERVER
 
 # On a busy machine, an example or its generation may take long.
-hypothesis_settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+slow = [HealthCheck.too_slow]
+hypothesis_settings.register_profile("untimed", deadline=None, suppress_health_check=slow)
 hypothesis_settings.load_profile("untimed")
 
 
@@ -59,11 +58,7 @@ def interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(
-    pytestconfig,
-    django_test_environment: None,
-    django_db_blocker,
-) -> Iterator[None]:
+def django_db_setup(pytestconfig, django_test_environment, django_db_blocker) -> Iterator[None]:
     """Create the test database for every run: most tests use it without a mark of Django's."""
     # The writer of the history would keep a session and its lock: only its own tests run it.
     pytest.MonkeyPatch().setattr("psqlmessages.monitor.minute_writer.START_SECONDS", 1_000_000)

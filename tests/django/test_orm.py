@@ -91,9 +91,8 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
 
 def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, caplog, monkeypatch):
     # The project's logger repeats a message only every ten seconds.
-    monkeypatch.setattr(
-        "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
-    )
+    log = RateLimitedLogger(logging.getLogger("psqlmessages"))
+    monkeypatch.setattr("psqlmessages.django._log", log)
     with caplog.at_level(logging.WARNING, "psqlmessages"), transaction.atomic():
         assert send("ORDERS", "unheard") is False
         Group.objects.create(name="order 3")
@@ -297,9 +296,7 @@ class EuroEncoder(json.JSONEncoder):
         return f"{o} EUR" if isinstance(o, Decimal) else super().default(o)
 
 
-def test_the_encoder_of_the_settings_converts_types_that_json_lacks(
-    stored: World, settings: Settings
-):
+def test_the_encoder_of_the_settings_converts_types_json_lacks(stored: World, settings: Settings):
     popped = partial(async_to_sync(psqlmessages.django.apop), "orders", 9)
     values = [
         Decimal("1.10"), date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC),

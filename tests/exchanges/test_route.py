@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psqlmessages.exchanges import (
-    CompiledExchange,
-    RoutingResult,
-    SelectorInput,
-    route,
-)
+from psqlmessages.exchanges import CompiledExchange, RoutingResult, SelectorInput, route
 from psqlmessages.exchanges.model import NO_ROUTE_ACTIONS
 from psqlmessages.exchanges.routing import RouteCache, read_hop_count
 from tests.django.processes import run_python
@@ -131,10 +126,9 @@ BY_HEADERS = (
     'msg.headers["country"].matches("^(it|de)$")',
     'has(msg.headers.lane) && msg.headers.lane == "1"', 'msg.headers.country in ["it", "fr"]', "",
 )  # fmt: skip
+header_names = st.sampled_from(["country", "lane", "x-hop-count", "x"])
 header_values = st.sampled_from(["it", "de", "1", "16", "17", 1, 1.0, True, None, 17, "x" * 200])
-known_headers = st.dictionaries(
-    st.sampled_from(["country", "lane", "x-hop-count", "x"]), header_values
-)
+known_headers = st.dictionaries(header_names, header_values)
 
 
 @quiet

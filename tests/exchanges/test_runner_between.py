@@ -92,9 +92,7 @@ class ToEu:
         return "eu" if model._meta.app_label == "psqlmessages" else None
 
 
-def test_the_setting_database_chooses_the_database_of_all_parts(
-    wide_field: Field, settings: Settings
-):
+def test_the_setting_database_sets_the_database_of_all_parts(wide_field: Field, settings: Settings):
     eu = wide_field.beds["eu"]
     settings.PSQLMESSAGES = {"NODE": "W", "DATABASE": "eu"}
     allow_topic("ROOM")

@@ -138,6 +138,5 @@ def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, oth
         assert sorted(field.default.bodies("b"), key=int) == bodies
         assert re.fullmatch(r'[1-9]\d* {"bad": 1} bad', field.default.query(STATE, "a"))
     finally:
-        field.default.connection.execute(
-            "ALTER TABLE psqlmessages_element DROP CONSTRAINT no_hop_for_bad"
-        )
+        drop = "ALTER TABLE psqlmessages_element DROP CONSTRAINT no_hop_for_bad"
+        field.default.connection.execute(drop)

@@ -37,11 +37,7 @@ BY_HAND = (
     ("_hmac", "'hex'), 32)", "'hex'), 2) || repeat('0', 30)"),
     ("_hmac", "outer_pad || ", ""),
     ("_hmac", "inner_pad || ", ""),
-    (
-        "_make_secret",
-        "v_key bytea := sha256(",
-        "v_key bytea := sha256('x'); v_unused bytea := sha256(",
-    ),
+    ("_make_secret", "v_key bytea := sha256(", "v_key bytea := sha256('x'); v_b bytea := sha256("),
     ("_make_secret", "0 .. 31 LOOP", "0 .. 7 LOOP"),
     (
         "rpc",

@@ -101,9 +101,8 @@ def test_copies_are_pushed_and_the_element_is_removed(exchange: Exchange):
     done = exchange.route({"to": "A", "mark": "0"}, {"to": "A", "mark": "1"}, {"to": "B"})
     assert (done, exchange.queue.wakes()) == ({"Lost": [], "Refused": []}, ["pushed A"])
     rows = [*exchange.queue.reserve(5, queue="A"), *exchange.queue.reserve(5, queue="B")]
-    assert [(row.body, row.headers, row.tries) for row in rows] == [
-        ("x", {"h": 1, "x-hop-count": 1}, 0)
-    ] * 3
+    found = [(row.body, row.headers, row.tries) for row in rows]
+    assert found == [("x", {"h": 1, "x-hop-count": 1}, 0)] * 3
     assert len({id_, *(row.id for row in rows)}) == 4
     assert exchange.queue.sizes()["Total"] == 0
     assert exchange.queue.counts() == {"puts": 1, "gets": 1}
@@ -168,17 +167,14 @@ def test_after_a_refused_copy_the_others_are_made_once(exchange: Exchange):
     assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]
     assert exchange.queue.pop(5, "A") == ["x"]
     assert exchange.put_off() == [(1, True)]
-    exchange.queue.world.rules(
-        "user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1"
-    )
+    rules = ("user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1")
+    exchange.queue.world.rules(*rules)
     exchange.queue.age(2)
     with exchange.program.connection.transaction():
         (again,) = exchange.take()
         assert (again.id, again.tries, again.delivered) == (id_, 1, ["X/A"])
         assert again.headers == {"h": 1}
-        exchange.deliver(
-            [again.id], [{"of": again.id, "to": "A"}, {"of": again.id, "to": "FORBIDDEN"}]
-        )
+        exchange.deliver([id_], [{"of": id_, "to": "A"}, {"of": id_, "to": "FORBIDDEN"}])
     assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
@@ -213,12 +209,10 @@ def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(exchange: Exch
     exchange.queue.push("x", "y")
     leases = [row.lease for row in exchange.reserve()]
     copies = [{"of": lease, "to": "A"} for lease in leases]
-    owner = exchange.queue.world.owner
-    owner.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
-    with blocked(
-        exchange.queue.world, exchange.program, lambda: exchange.deliver(leases, copies)
-    ) as answer:
-        owner.execute("COMMIT")
+    world = exchange.queue.world
+    world.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
+    with blocked(world, exchange.program, lambda: exchange.deliver(leases, copies)) as answer:
+        world.execute("COMMIT")
     assert answer.result() == {"Lost": [], "Refused": []}
     assert exchange.queue.pop(5, "A") == ["x", "y"]
 

@@ -126,9 +126,8 @@ def test_acknowledging_waits_for_locks(queue: Queue, world: World, function: str
     queue.push("a")
     lease = queue.lease()
     world.execute("BEGIN; SELECT id FROM psqlmessages_element FOR UPDATE")
-    with blocked(
-        world, queue.reader, lambda: queue.done(function, *SETTLES[function], lease)
-    ) as done:
+    given = (*SETTLES[function], lease)
+    with blocked(world, queue.reader, lambda: queue.done(function, *given)) as done:
         world.execute("COMMIT")
     assert done.result() == [True]
     rows = queue.reader.elements("reserve", "GET", "Q")

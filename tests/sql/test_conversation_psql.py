@@ -38,9 +38,7 @@ def typed(call: str) -> str:
 
 
 def test_nodes_talk_over_a_topic(world: World, server: TestedServer):
-    world.rules(
-        "user2 NODE2 Topic T RW 10", "user3 NODE3 Topic T R 10", "user2 NODE2 Rpc NODE2 W 5"
-    )
+    world.rules("user2 NODE2 Topic T RW 9", "user3 NODE3 Topic T R 9", "user2 NODE2 Rpc NODE2 W 5")
     printed = subprocess.run(
         [server.psql, *OPTIONS, server.url("user2")],
         input="".join(typed(call) for call, _ in TYPED),

@@ -79,19 +79,13 @@ WITH_QUEUE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("pause", "resume", "drain", "sizes", "queue_listen", "remove_queue"), ("ME", "QBOTH")
     ),
-    "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60),
-    "push": ("ME", "QBOTH", "body"),
-    "push_many": ("ME", "QBOTH", ["body"]),
-    "pop": ("ME", "QBOTH", 1),
-    "reserve": ("ME", "QBOTH", 1, 60.0),
-    "take": ("ME", "QBOTH", 1),
-    "remove": ("ME", "QBOTH", 1),
-    "remove_elements": ("ME", "QBOTH", [1]),
-    "move_elements": ("ME", "QBOTH", "QWRITE", [1]),
-    "deliver": ("ME", "QBOTH", *[[]] * 10),
-    "renew": ("ME", "QBOTH", 5.0, LEASE),
+    "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60), "push": ("ME", "QBOTH", "body"),
+    "push_many": ("ME", "QBOTH", ["body"]), "pop": ("ME", "QBOTH", 1),
+    "reserve": ("ME", "QBOTH", 1, 60.0), "take": ("ME", "QBOTH", 1), "remove": ("ME", "QBOTH", 1),
+    "remove_elements": ("ME", "QBOTH", [1]), "move_elements": ("ME", "QBOTH", "QWRITE", [1]),
+    "deliver": ("ME", "QBOTH", *[[]] * 10), "renew": ("ME", "QBOTH", 5.0, LEASE),
     "push_staged": ("ME", "QBOTH", "query", 0, [], 0),
-}
+}  # fmt: skip
 OTHERS: dict[str, tuple[Any, ...]] = {
     "rpc": ("OTHER", "TOKEN", "body"), "return": ("OTHER", FORGED, "body"),
     "return_error": ("OTHER", FORGED, "body"),

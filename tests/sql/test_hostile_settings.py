@@ -150,13 +150,10 @@ def shadows(world: World) -> Iterator[str]:
         ("varchar", "varchar"), ("text", "text"), ("varchar", "text"), ("name", "text"),
         ("text", "name"), ("varchar", "name"),
     ]:  # fmt: skip
-        superuser.execute(
-            f"CREATE OPERATOR shadows.= (LEFTARG = {left}, RIGHTARG = {right},"
-            " FUNCTION = shadows.equal)"
-        )
-    superuser.execute(
-        "CREATE OPERATOR shadows.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined)"
-    )
+        of = f"LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = shadows.equal"
+        superuser.execute(f"CREATE OPERATOR shadows.= ({of})")
+    of = "LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined"
+    superuser.execute(f"CREATE OPERATOR shadows.|| ({of})")
     for domain in "json", "text", "int", "bigint":
         superuser.execute(f'CREATE DOMAIN shadows."{domain}" AS bytea')
     yield "pg_temp, shadows, pg_catalog, messages, public"

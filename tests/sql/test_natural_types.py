@@ -6,9 +6,8 @@ from tests.sql.conftest import World, parse
 
 
 def test_bodies_and_headers_may_be_jsonb(world: World):
-    world.rules(
-        "user1 A Topic T W 10", "user2 B Topic T R 10", "user1 A Rpc B W 10", "user2 B Rpc A W 10"
-    )
+    world.rules("user1 A Topic T W 9", "user2 B Topic T R 9")
+    world.rules("user1 A Rpc B W 9", "user2 B Rpc A W 9")
     sender, reader = world.node("user1", "A", notify="T"), world.node("user2", "B", listen="T")
     reader.payloads()
     body = {"name": "Zoë", "sizes": [1, 2.5, None]}

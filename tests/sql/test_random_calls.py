@@ -101,9 +101,8 @@ class Fuzzer:
 
     def argument(self, name: str, kind: str) -> Any:
         if kind.endswith("[]"):
-            return [
-                self.argument(name, kind.removesuffix("[]")) for _ in range(self.dice.randint(0, 3))
-            ]
+            of = kind.removesuffix("[]")
+            return [self.argument(name, of) for _ in range(self.dice.randint(0, 3))]
         if kind == "text":
             return any_of(self.dice, self.received, name)
         # A null without a type fits a duration in seconds and one as an interval.

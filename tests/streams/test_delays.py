@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.streams.conftest import PREPARED
+from tests.streams.conftest import DUE, PREPARED
 
 # The role `hostile` publishes to OWN, and uses SHARED like the others. It has no rule for T and Q.
 RULES = (
@@ -103,9 +103,7 @@ TRICKS: dict[str, tuple[str, ...]] = {
         "BEGIN", CALLED, "SELECT pg_advisory_lock_shared({T}, 0)",
         "SELECT pg_advisory_lock_shared({SHARED}, 0)",
     ),
-    "locks on numbers": (
-        "SELECT count(pg_advisory_lock({T}, n)) FROM generate_series(0, 2000) AS n",
-    ),
+    "locks on numbers": ("SELECT count(pg_advisory_lock({T}, n)) FROM generate_series(0, 2000) n",),
 }  # fmt: skip
 
 
@@ -168,9 +166,7 @@ class Calls:
         self.victim.ok("publish", "V", "T", "old")
         self.victim.got("V", "T")
         self.world.kill(self.node)
-        self.world.execute(
-            "UPDATE messages._stream SET maintained_at = 'epoch', switched_at = 'epoch'"
-        )
+        self.world.execute(DUE)
 
     def make(self) -> None:
         """Make all calls, to an own topic and queue and to shared ones."""
@@ -248,9 +244,8 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
     calls.let_housekeeping_be_due()
     temporary.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
     ended = background.submit(temporary.connection.execute, "COMMIT")
-    world.wait_for(
-        "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted", temporary.pid
-    )
+    waits = "SELECT count(*) > 0 FROM pg_locks WHERE pid = %s AND NOT granted"
+    world.wait_for(waits, temporary.pid)
     calls.make()
     other.execute("ROLLBACK")
     ended.result()

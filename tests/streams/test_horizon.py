@@ -119,9 +119,8 @@ def take(program: Program, mode: str, lock_class: int, first: int, last: int) ->
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
 def test_hostile_locks_block_no_call_and_lose_no_message(stream: Stream, mode: str):
-    lock_class = stream.query(
-        "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = 'T'"
-    )
+    of = "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = 'T'"
+    lock_class = stream.query(of)
     stream.publish("x", topic="NEW.1")
     stream.got()
     stream.limit_waits()

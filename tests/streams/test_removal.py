@@ -130,9 +130,8 @@ def test_a_topic_that_publish_made_stays_while_something_uses_it(stream: Stream)
     # A topic that a node made stays.
     node.ok("topic_unlisten", "LIVE.1")
     world.rules("user3 OTHER Topic NEW.named R 5")
-    stream.execute(
-        "UPDATE psqlmessages_topic SET retention = 60 WHERE name IN ('NEW.kept', 'NEW.empty')"
-    )
+    kept = "UPDATE psqlmessages_topic SET retention = 60 WHERE name IN ('NEW.kept', 'NEW.empty')"
+    stream.execute(kept)
     stream.execute(
         "UPDATE psqlmessages_streammessage SET published_at = 'epoch'"
         " WHERE topic_id = (SELECT id FROM psqlmessages_topic WHERE name = 'NEW.empty')"

@@ -124,9 +124,8 @@ def refused(
 
 
 def kill(world: World, role: str = "user1") -> None:
-    (pid,) = world.watcher.query(
-        "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s", role
-    )
+    pids = "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s"
+    (pid,) = world.watcher.query(pids, role)
     assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 

@@ -16,10 +16,7 @@ from psqlmessages.rules.document import Identity, RuleEntry
 from tests.web.pages import IDENTITIES, RULES, SURE, Admin, FormClient, Page, history
 
 IMPORT, SHOW, DO = f"{RULES}import/", "Show changes", "Import this"
-OLD, NEW = (
-    RuleEntry("user1", "OLD", "Topic", "T", "R", 9),
-    RuleEntry("user1", "NEW", "Topic", "T", "R", 9),
-)
+OLD, NEW = (RuleEntry("user1", name, "Topic", "T", "R", 9) for name in ("OLD", "NEW"))
 CHANGED = OLD._replace(mode="W", timeout=10)
 SCRIPT = "<script>alert(1)</script>"
 ALICE = Identity("alice", None, "a")
@@ -89,9 +86,8 @@ def test_web_identities_are_imported_and_removed_by_their_names(admin: Admin):
     assert "removed user1" not in page.text, "a part that is not in the document stays"
     page = upload(admin, web_identities=(Identity("alice", None, "b"),))
     alice.delete()
-    assert admin.send(page, DO).messages == [
-        "Nothing was saved. There is no user alice for the ident b."
-    ]
+    nothing = "Nothing was saved. There is no user alice for the ident b."
+    assert admin.send(page, DO).messages == [nothing]
 
 
 def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Admin):
@@ -105,16 +101,13 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Admin):
     assert rules() == {CHANGED, NEW}, "the page kept the plan"
 
 
+NOBODY = b'{"version":1,"web_identities":[{"user":%s,"group":%s,"ident":"i"}]}'
 UNREADABLE = {
     b"\xff": "The document is not UTF-8 text: byte 0 is not valid.",
     b"{": "The document is not JSON: ",
     b'{"version":1,"rules":[{"role":"r"}]}': "Rule 1, ident: it is missing.",
-    b'{"version":1,"web_identities":[{"user":"x","group":null,"ident":"i"}]}': (
-        "There is no user x for the ident i."
-    ),
-    b'{"version":1,"web_identities":[{"user":null,"group":"x","ident":"i"}]}': (
-        "There is no group x for the ident i."
-    ),
+    NOBODY % (b'"x"', b"null"): "There is no user x for the ident i.",
+    NOBODY % (b"null", b'"x"'): "There is no group x for the ident i.",
     b"": "The submitted file is empty.",
 }
 

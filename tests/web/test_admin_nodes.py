@@ -9,23 +9,13 @@ from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth, Client, Subscription, Topic
 from tests.sql.conftest import Program
-from tests.web.pages import (
-    CLIENTS,
-    RULES,
-    SUBSCRIPTIONS,
-    SURE,
-    TOO_LONG,
-    TOPICS,
-    Admin,
-    Page,
-    page_of,
-)
+from tests.web import pages
 
-OPEN = f"{CLIENTS}open-transactions/"
+OPEN = f"{pages.CLIENTS}open-transactions/"
 
 
 @pytest.fixture
-def gateway(admin: Admin) -> Program:
+def gateway(admin: pages.Admin) -> Program:
     """ONE and TWO on one session: ONE listens to PRICES, sends to NEWS, observes PRI*."""
     admin.world.rules("user1 ONE Topic PRICES RW 10", "user1 ONE Topic NEWS W 10")
     admin.world.rules("user1 ONE Topic PRI* O 10", "user1 TWO Topic PRICES R 10")
@@ -37,20 +27,20 @@ def gateway(admin: Admin) -> Program:
     return gateway
 
 
-def ask_to_disconnect(admin: Admin, ident: str) -> Page:
-    return admin.act(CLIENTS, "disconnect", Client.objects.get(ident=ident).pk)
+def ask_to_disconnect(admin: pages.Admin, ident: str) -> pages.Page:
+    return admin.act(pages.CLIENTS, "disconnect", Client.objects.get(ident=ident).pk)
 
 
 def topic_page(name: str) -> str:
-    return page_of(Topic.objects.get(name=name))
+    return pages.page_of(Topic.objects.get(name=name))
 
 
-def test_the_list_shows_topics_of_each_node_and_lost_connections(admin: Admin, gateway: Program):
-    pid, text = gateway.pid, admin.open(CLIENTS).text
+def test_the_list_shows_topics_of_nodes_and_lost_connections(admin: pages.Admin, gateway: Program):
+    pid, text = gateway.pid, admin.open(pages.CLIENTS).text
     assert f"pid {pid} PRICES NEWS PRI*" in text
     assert f"pid {pid} PRICES - -" in text
-    assert "NEWS 0 1 0 0" in admin.open(TOPICS).text
-    assert "PRICES 2 0" in admin.open(TOPICS).text
+    assert "NEWS 0 1 0 0" in admin.open(pages.TOPICS).text
+    assert "PRICES 2 0" in admin.open(pages.TOPICS).text
     admin.world.rules("user2 WATCH Topic PRICES R 10")
     watch = admin.world.node("user2", "WATCH")
     watch.payloads()
@@ -58,19 +48,19 @@ def test_the_list_shows_topics_of_each_node_and_lost_connections(admin: Admin, g
         # Housekeeping by another session, such as a site's hub, skips locked nodes.
         admin.world.execute("SELECT FROM psqlmessages_client FOR UPDATE")
         admin.world.kill(gateway)
-        assert f"closed (was pid {pid})" in admin.open(CLIENTS).text
-        assert "2 connected nodes" in admin.open(f"{CLIENTS}?connection=closed").text
-        assert "1 connected node" in admin.open(f"{CLIENTS}?connection=open").text
-        assert "PRICES 0 0" in admin.open(TOPICS).text
+        assert f"closed (was pid {pid})" in admin.open(pages.CLIENTS).text
+        assert "2 connected nodes" in admin.open(f"{pages.CLIENTS}?connection=closed").text
+        assert "1 connected node" in admin.open(f"{pages.CLIENTS}?connection=open").text
+        assert "PRICES 0 0" in admin.open(pages.TOPICS).text
         page = ask_to_disconnect(admin, "ONE")
     page = admin.send(page, "Disconnect")
     assert page.messages == ["Already disconnected: ONE."]
     assert "crash ONE" in watch.events()
 
 
-def test_only_the_disconnected_node_ends_and_hears_of_it(admin: Admin, gateway: Program):
+def test_only_the_disconnected_node_ends_and_hears_of_it(admin: pages.Admin, gateway: Program):
     operator = admin.staff("view_client", "delete_client")
-    page = operator.open(page_of(Client.objects.get(ident="ONE")))
+    page = operator.open(pages.page_of(Client.objects.get(ident="ONE")))
     page = operator.send(page, "Disconnect…")
     assert f"ONE (user1 with pid {gateway.pid})" in page.text
     assert Client.objects.count() == 2, "it asks first"
@@ -90,13 +80,13 @@ def test_only_the_disconnected_node_ends_and_hears_of_it(admin: Admin, gateway: 
     assert Client.objects.filter(ident="TWO").exists()
 
 
-def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(admin: Admin, gateway: Program):
+def test_a_session_that_blocks_a_change_of_rules_can_be_ended(admin: pages.Admin, gateway: Program):
     gateway.connection.execute("SET application_name = 'sitter'")
     gateway.connection.execute("BEGIN")
     gateway.ok("topic_unlisten", "PRICES")
     named = f"pid {gateway.pid} (user1, sitter)"
     admin.world.wait_for("SELECT pg_sleep(1.1) IS NOT NULL")
-    page = admin.send(admin.follow(admin.open_rule(ident="TWO"), "Delete"), SURE)
+    page = admin.send(admin.follow(admin.open_rule(ident="TWO"), "Delete"), pages.SURE)
     assert any(named in text for text in page.messages)
     page = admin.open(OPEN)
     assert named in page.text
@@ -130,7 +120,7 @@ def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(admin: Admin, g
     assert named not in admin.open(OPEN).text
 
 
-def test_last_statements_need_the_permission_for_bodies(admin: Admin):
+def test_last_statements_need_the_permission_for_bodies(admin: pages.Admin):
     owner = admin.world.owner
     with owner.connection.transaction(force_rollback=True):
         owner.connection.execute("UPDATE psqlmessages_element SET body = 'a secret body'")
@@ -141,7 +131,7 @@ def test_last_statements_need_the_permission_for_bodies(admin: Admin):
         assert "a secret body" in admin.staff("view_client", "view_bodies").open(OPEN).text
 
 
-def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(admin: Admin, gateway: Program):
+def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(admin: pages.Admin, gateway: Program):
     admin.world.rules("user2 ALL Topic * R 10", "user2 ELSE Topic PRICESX R 10")
     admin.world.rules("user2 PRICES Rpc PRICES W 10")
     page = admin.open(topic_page("PRICES"))
@@ -150,7 +140,7 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(admin: Admin, gatewa
     assert "user2 ALL * R (receive) 10 s" in page.text
     assert "ELSE" not in page.text
     assert "Rpc" not in page.text
-    assert page.links["open"].startswith(RULES)
+    assert page.links["open"].startswith(pages.RULES)
     assert 'data-topic="PRICES"' in page.html
     assert "psqlmessages/monitor/topic_status.js" in page.html
     address = topic_page("PRICES")
@@ -167,7 +157,7 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(admin: Admin, gatewa
 
 
 @pytest.fixture
-def reader(admin: Admin) -> Program:
+def reader(admin: pages.Admin) -> Program:
     admin.world.rules("user1 READER Topic PRICES RW 10")
     reader = admin.world.program("user1")
     reader.got("READER", "PRICES")
@@ -176,18 +166,18 @@ def reader(admin: Admin) -> Program:
     return reader
 
 
-def test_subscriptions_are_listed_with_their_backlog_and_state(admin: Admin, reader: Program):
-    assert "READER PRICES 3 " in admin.open(SUBSCRIPTIONS).text
+def test_subscriptions_are_listed_with_their_backlog_and_state(admin: pages.Admin, reader: Program):
+    assert "READER PRICES 3 " in admin.open(pages.SUBSCRIPTIONS).text
     reader.got("READER", "PRICES")
-    assert "READER PRICES 0 " in admin.open(SUBSCRIPTIONS).text
+    assert "READER PRICES 0 " in admin.open(pages.SUBSCRIPTIONS).text
     Subscription.objects.update(is_recovered=False)
-    assert "alive, has missed messages" in admin.open(SUBSCRIPTIONS).text
+    assert "alive, has missed messages" in admin.open(pages.SUBSCRIPTIONS).text
     Subscription.objects.update(timeout=1, pinged_at="2020-01-01T00:00:00Z")
-    assert "timed out" in admin.open(f"{SUBSCRIPTIONS}?state=timed_out").text
-    assert "0 subscriptions" in admin.open(f"{SUBSCRIPTIONS}?state=alive").text
+    assert "timed out" in admin.open(f"{pages.SUBSCRIPTIONS}?state=timed_out").text
+    assert "0 subscriptions" in admin.open(f"{pages.SUBSCRIPTIONS}?state=alive").text
 
 
-def test_editing_the_retention_of_a_topic_writes_nothing_else(admin: Admin, reader: Program):
+def test_editing_the_retention_of_a_topic_writes_nothing_else(admin: pages.Admin, reader: Program):
     path = topic_page("PRICES")
     page = admin.open(path)
     # Another session changes the same row.
@@ -207,7 +197,7 @@ KEEP, KEEP_NO_MORE = "Archive", "Stop archiving"
 ARCHIVE_RULE = f"{Server.owner} pipeline.* Topic * R 10"
 
 
-def test_a_topic_is_marked_for_the_archive_and_unmarked(admin: Admin, reader: Program):
+def test_a_topic_is_marked_for_the_archive_and_unmarked(admin: pages.Admin, reader: Program):
     Subscription.objects.all().delete()
     path = topic_page("PRICES")
     page = admin.send(admin.open(path), KEEP)
@@ -228,7 +218,7 @@ def test_a_topic_is_marked_for_the_archive_and_unmarked(admin: Admin, reader: Pr
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_topic_that_a_transaction_holds_is_not_waited_for_long(admin: Admin, reader: Program):
+def test_a_topic_held_by_a_transaction_is_not_waited_for_long(admin: pages.Admin, reader: Program):
     admin.world.rules(ARCHIVE_RULE)
     page = admin.open(topic_page("PRICES"))
     reader.connection.autocommit = False
@@ -236,7 +226,7 @@ def test_a_topic_that_a_transaction_holds_is_not_waited_for_long(admin: Admin, r
     reader.ok("topic_listen", "PRICES")
     answers = [admin.send(page, "Save", retention="3600"), admin.send(page, KEEP)]
     reader.connection.rollback()
-    assert [answer.messages for answer in answers] == [[TOO_LONG], [TOO_LONG]]
+    assert [answer.messages for answer in answers] == [[pages.TOO_LONG], [pages.TOO_LONG]]
     topic = Topic.objects.get(name="PRICES")
     assert (topic.retention, topic.subscriptions) == (0, 1)
     assert not LogEntry.objects.exists()

@@ -19,37 +19,12 @@ from playwright.sync_api import Locator, Page, expect
 
 from project.example import CHAT_TOPIC
 from project.postgres import Server
-from psqlmessages.models import (
-    Auth,
-    Client,
-    Element,
-    Exchange,
-    ExchangeCount,
-    HistoryPeriod,
-    PipelineJob,
-    Queue,
-    Subscription,
-    Topic,
-    TopicMinute,
-    Traffic,
-    WebIdentity,
-)
+from psqlmessages import models
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
-from tests.web import test_now
+from tests.web import pages, test_now
 from tests.web.browser import AWAY, CURRENT, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
 from tests.web.measured import HOSTILE, count, job, report, window
-from tests.web.pages import (
-    CLIENTS,
-    EXCHANGES,
-    IDENTITIES,
-    JOBS,
-    QUEUES,
-    RULES,
-    SUBSCRIPTIONS,
-    TOPICS,
-    page_of,
-)
 from tests.web.site import Site
 from tests.web.test_admin_exchanges import new
 from tests.web.test_relay_bounds import database_away
@@ -62,11 +37,11 @@ NARROW = {"width": 400, "height": 800}
 @pytest.fixture(autouse=True)
 def chief(site: Site) -> Iterator[User]:
     """A superuser, and no counts of earlier tests."""
-    models = Traffic, PipelineJob, HistoryPeriod, TopicMinute
-    for model in models:
+    kinds = models.Traffic, models.PipelineJob, models.HistoryPeriod, models.TopicMinute
+    for model in kinds:
         model.objects.all().delete()
     yield site.user("chief", is_staff=True, is_superuser=True)
-    for model in models:
+    for model in kinds:
         model.objects.all().delete()
 
 
@@ -117,9 +92,9 @@ def test_the_monitor_shows_effects_of_rules_nodes_and_messages(visitors: Visitor
     expect(page.locator("#tail li").first).to_contain_text("held")
 
     topic = visitors("chief")
-    topic.goto(f"{TOPICS}{Topic.objects.get(name=HOSTILE).pk}/change/")
+    topic.goto(f"{pages.TOPICS}{models.Topic.objects.get(name=HOSTILE).pk}/change/")
     expect(listeners(topic)).to_have_text(["LISTENER"])
-    admin.goto(RULES)
+    admin.goto(pages.RULES)
     admin.locator("#result_list").get_by_role("link", name="LISTENER").first.click()
     admin.get_by_label("Mode").select_option("W")
     admin.get_by_role("button", name="Save", exact=True).click()
@@ -146,15 +121,13 @@ def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World)
     expect(page.locator('th[aria-sort="descending"]')).to_have_text("Listeners")
 
 
-def test_the_page_of_a_topic_sends_filters_and_shades_uncounted_times(
-    visitors: Visitors, world: World
-):
+def test_a_topics_page_sends_filters_and_shades_uncounted_times(visitors: Visitors, world: World):
     world.rules(MONITOR_RULE, "user2 LISTENER Topic T R 60", f"{Server.owner} example Topic T W 60")
     world.node("user2", "LISTENER", listen="T")
     now = timezone.now().replace(second=0, microsecond=0)
     start, end = (now - timedelta(minutes=back) for back in (30, 10))
-    HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
-    TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
+    models.HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
+    models.TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
     page = live(visitors("chief"), "/monitor/topics/T/")
     expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
     # Before and after the period, in both panels.
@@ -182,7 +155,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     page = live(visitors("chief"), "/monitor/exchanges/")
     expect(page.locator("#no-exchanges")).to_contain_text("psqlmessages exchange load FILE")
     new("sort", "orders", 'eu msg.headers["country"] == "it"', "audit", is_running=False)
-    page.goto(page_of(Exchange.objects.get()))
+    page.goto(pages.page_of(models.Exchange.objects.get()))
     expect(page.get_by_text("these rules are missing")).to_be_visible()
     page.get_by_role("button", name="Add the rules of this database").click()
     expect(page.get_by_text("exchange.sort has all the rules that it needs.")).to_be_visible()
@@ -197,7 +170,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
 
     live(page, "/monitor/exchanges/")
     expect(page.locator("#no-runner")).to_contain_text("psqlmessages exchange run")
-    count(Exchange.objects.get(), ("ok", -1, 5), ("to", 0, 5), ("to", 1, 5))
+    count(models.Exchange.objects.get(), ("ok", -1, 5), ("to", 0, 5), ("to", 1, 5))
     new("back", "eu", "orders")
     expect(page.locator("#cycle-note")).to_be_visible()
     expect(page.locator(".edge.copy.cycle")).to_have_count(2)
@@ -205,7 +178,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     expect(page.locator("#no-runner")).to_be_hidden()
     # A rate needs two samples.
     with page.expect_response("**/figures/"):
-        ExchangeCount.objects.update(count=F("count") + 100)
+        models.ExchangeCount.objects.update(count=F("count") + 100)
     # All at the same moment: the rate lasts ten seconds.
     until(
         page,
@@ -213,7 +186,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
         && document.querySelector(".edge.copy.busy text").textContent.includes("/s")
         && document.querySelector("#copies").textContent.includes("/s")""",
     )
-    Exchange.objects.all().delete()
+    models.Exchange.objects.all().delete()
     expect(page.locator("#no-exchanges")).to_be_visible()
     expect(page.locator("#graph")).to_be_hidden()
 
@@ -280,11 +253,10 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
     for _, words, behind in FAULTS:
         page.goto("/monitor/")
         page.get_by_role("link", name=words).click()
-        expect(
-            page.get_by_role("main").get_by_text(behind).locator("visible=true").first
-        ).to_be_visible()
+        found = page.get_by_role("main").get_by_text(behind).locator("visible=true")
+        expect(found.first).to_be_visible()
     page.goto("/monitor/")
-    Queue.objects.update(is_paused=False)
+    models.Queue.objects.update(is_paused=False)
     expect(page.get_by_text("The queue “orders” is paused")).to_have_count(0)
 
 
@@ -301,7 +273,7 @@ def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors
     told = page.locator("#jobs tr")
     expect(told).to_contain_text("3.3 s")
     expect(page.locator("#pill")).to_contain_text("live since")
-    PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
+    models.PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
     expect(told).to_contain_text("no heartbeat for 1 h")
     expect(told).not_to_contain_text("3.3 s")
     expect(page.locator("#traffic-note")).to_contain_text("is not running")
@@ -362,17 +334,11 @@ def test_each_text_of_the_scripts_can_be_translated(visitors: Visitors, world: W
         "**/monitor/texts.js",
         lambda route: route.fulfill(body=MARKING_CATALOG, content_type="text/javascript"),
     )
-    for address in (
-        "topics/",
-        "topics/TEXTS/",
-        "exchanges/",
-        "traffic/",
-        "traffic/topic/?name=TEXTS",
-    ):
-        page.goto(f"/monitor/{address}")
+    for path in "topics/", "topics/TEXTS/", "exchanges/", "traffic/", "traffic/topic/?name=TEXTS":
+        page.goto(f"/monitor/{path}")
         expect(page.locator(CURRENT)).to_contain_text("«")
         expect(page.locator("main").get_by_text("«").first).to_be_attached()
-        assert page.evaluate(UNTRANSLATED) == [], address
+        assert page.evaluate(UNTRANSLATED) == [], path
 
 
 def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_path: Path):
@@ -428,7 +394,7 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     )
     world.rule("user2", HOSTILE, "Topic", HOSTILE, "R", 10)
     world.rule("user2", "i" * 100, "Topic", "t" * 100, "R", 10)
-    Queue.objects.create(name="q" * 100, channel="q")
+    models.Queue.objects.create(name="q" * 100, channel="q")
     node = world.node("user2", HOSTILE)
     node.ok("topic_listen", HOSTILE)
     node.connection.execute("SELECT messages.subscribe(%s, %s, 600)", [HOSTILE, HOSTILE])
@@ -441,41 +407,40 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     for topic in (HOSTILE, "x" * 100):
         window(topic, HOSTILE)
     job("exchange " + "y" * 80, silent=60)
-    job("traffic", state=PipelineJob.State.FAILED, error="What has failed. " * 10)
-    identity = WebIdentity.objects.get().pk
-    rule, queue = Auth.objects.get(ident=HOSTILE), Queue.objects.get(name=HOSTILE)
-    dead = Queue.objects.create(name="__deadletter__", channel="dead")
-    Element.objects.create(
+    job("traffic", state=models.PipelineJob.State.FAILED, error="What has failed. " * 10)
+    identity = models.WebIdentity.objects.get().pk
+    rule, queue = models.Auth.objects.get(ident=HOSTILE), models.Queue.objects.get(name=HOSTILE)
+    dead = models.Queue.objects.create(name="__deadletter__", channel="dead")
+    models.Element.objects.create(
         queue=dead, body=HOSTILE + "y" * 5000,
         headers={"x-dl-from-queue": HOSTILE, "x-dl-t": "2026-01-01T00:00:00Z", "x-dl-tries": 3},
     )  # fmt: skip
-    topic, client = Topic.objects.get(name=HOSTILE), Client.objects.get(ident=HOSTILE)
-    subscription, traffic = Subscription.objects.get(), Traffic.objects.first()
+    topic, client = models.Topic.objects.get(name=HOSTILE), models.Client.objects.get(ident=HOSTILE)
+    subscription, traffic = models.Subscription.objects.get(), models.Traffic.objects.first()
     assert traffic
     name = quote(HOSTILE, safe="")
-    pages = [
+    paths = [
         "/", "/chat/", "/login/", *ENTRIES, TRAFFIC, "/api/docs", "/admin/",
         *(f"/monitor/{kind}/{each}" for kind in ("queues", "streams", "nodes")
           for each in ("", f"{name}/")),
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
         f"/monitor/stored/?topic={name}",
-        RULES, f"{RULES}import/",
-        *(page_of(each) for each in (rule, topic, queue, exchange, client)),
-        page_of(rule, "delete"), page_of(exchange, "dry-run"), page_of(dead, "elements"),
-        CLIENTS, QUEUES,
+        pages.RULES, f"{pages.RULES}import/",
+        *(pages.page_of(each) for each in (rule, topic, queue, exchange, client)),
+        pages.page_of(rule, "delete"), pages.page_of(exchange, "dry-run"), pages.CLIENTS,
+        pages.page_of(dead, "elements"), pages.QUEUES,
     ]  # fmt: skip
     more = [
-        TOPICS, IDENTITIES, f"{IDENTITIES}add/", EXCHANGES, SUBSCRIPTIONS, JOBS,
+        pages.TOPICS, pages.IDENTITIES, pages.EXCHANGES, pages.SUBSCRIPTIONS, pages.JOBS,
         "/admin/psqlmessages/traffic/", "/admin/auth/user/", "/admin/auth/user/add/",
-        "/admin/password_change/", f"{RULES}?ident={HOSTILE[:1]}", f"{CLIENTS}open-transactions/",
-        page_of(rule, "history"), page_of(subscription),
-        page_of(traffic), f"{RULES}add/", f"{RULES}?q=-", page_of(queue, "elements"),
-        f"{EXCHANGES}add/",
-        *(page_of(each, "history") for each in (topic, queue, exchange)),
-        page_of(exchange, "delete"), f"{IDENTITIES}{identity}/change/", f"{QUEUES}add/",
-        "/admin/psqlmessages/",
+        "/admin/password_change/", f"{pages.RULES}?ident={HOSTILE[:1]}", f"{pages.RULES}?q=-",
+        f"{pages.CLIENTS}open-transactions/", pages.page_of(subscription), pages.page_of(traffic),
+        *(f"{each}add/" for each in (pages.RULES, pages.IDENTITIES, pages.EXCHANGES, pages.QUEUES)),
+        *(pages.page_of(each, "history") for each in (rule, topic, queue, exchange)),
+        pages.page_of(queue, "elements"), pages.page_of(exchange, "delete"),
+        f"{pages.IDENTITIES}{identity}/change/", "/admin/psqlmessages/",
     ]  # fmt: skip
-    return pages, more
+    return paths, more
 
 
 # Violations of accessibility that axe finds.
@@ -541,8 +506,8 @@ def test_pages_are_accessible_and_show_names_as_text(site: Site, silent_page: Pa
 
 @pytest.mark.nightly
 def test_more_pages_are_accessible_also_in_the_dark(site: Site, silent_page: Page, world: World):
-    pages, more = create_all(site, world)
-    assert find_faults(silent_page, pages + more, "dark", "light") == {}
+    paths, more = create_all(site, world)
+    assert find_faults(silent_page, paths + more, "dark", "light") == {}
 
 
 def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
@@ -552,20 +517,20 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     viewer = site.user("viewer", is_staff=True, permissions=["psqlmessages.view_monitor"])
     world.rules(MONITOR_RULE, "user1 SENDER Topic T RW 60")
     # One page of each script that reconnects.
-    pages = {
+    said_by = {
         live(visitors("viewer"), "/monitor/topics/"): "reconnects automatically",
         live(visitors("viewer"), "/monitor/exchanges/"): "retries automatically",
         live(visitors("viewer"), "/monitor/"): "retries automatically",
     }
-    topics = next(iter(pages))
+    topics = next(iter(said_by))
     queue, sent = visitors("chief"), visitors("chief")
-    queue.goto(page_of(Queue.objects.create(name="q", channel="q")))
+    queue.goto(pages.page_of(models.Queue.objects.create(name="q", channel="q")))
     number = queue.locator("[data-fragment=state]").get_by_role("cell")
     expect(queue.locator("[data-liveness]")).to_have_text("live")
-    Queue.objects.update(is_paused=True)
+    models.Queue.objects.update(is_paused=True)
     expect(number.first).to_have_text("paused")
     with sent.expect_websocket() as opened:
-        sent.goto(page_of(Topic.objects.get(name="T")))
+        sent.goto(pages.page_of(models.Topic.objects.get(name="T")))
     expect(sent.locator("section[data-topic] .is-live")).to_have_text("live")
     sender = world.node("user1", "SENDER", listen="T", notify="T")
     sender.ok("topic_send_many", "T", ["x"] * 1000)
@@ -584,16 +549,16 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     queue.close()
     sent.close()
     site.stop()
-    for page, said in pages.items():
+    for page, said in said_by.items():
         expect(page.locator("#banner")).to_contain_text(said)
         until(page, "document.documentElement.classList.contains('stale')")
     site.start()
-    for page in pages:
+    for page in said_by:
         expect(page.locator(LIVE)).to_be_visible()
         expect(page.locator("#banner")).to_be_hidden()
         until(page, "!document.documentElement.classList.contains('stale')")
     viewer.user_permissions.clear()
-    for page in pages:
+    for page in said_by:
         expect(page.locator("#banner")).to_contain_text("no longer have permission")
         expect(page.get_by_role("link", name="Log in again")).to_be_visible()
 
@@ -647,7 +612,7 @@ def test_a_session_that_holds_the_queue_back_is_named_live(visitors: Visitors, w
 @pytest.mark.nightly
 def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors):
     exchange = new("sort", "orders", "eu", "slow")
-    queue = Queue.objects.create(name="orders")
+    queue = models.Queue.objects.create(name="orders")
     page = live(visitors("chief"), "/monitor/exchanges/")
     node = page.locator(f'[data-node="x {exchange.pk}"]')
     expect(node).to_be_visible()
@@ -657,7 +622,7 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
         if node.evaluate("element => element === document.activeElement"):
             break
     expect(page.locator(".edge.highlighted")).to_have_count(3)
-    Element.objects.create(queue=queue, body="x")
+    models.Element.objects.create(queue=queue, body="x")
     expect(page.get_by_role("link", name="Queue orders: 1 element", exact=True)).to_be_visible()
     new("more", "eu", "far")
     expect(page.locator('[data-node^="x "]')).to_have_count(2)

@@ -66,9 +66,7 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     return writer
 
 
-def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
-    database: World, now: int
-):
+def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World, now: int):
     database.rules(
         MONITOR_RULE, "user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60"
     )

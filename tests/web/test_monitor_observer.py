@@ -139,9 +139,8 @@ async def test_a_peer_that_reads_nothing_is_closed_later(monitor: Monitor, pair:
 
 
 def counts(frames: list[dict[str, Any]]) -> list[int]:
-    return [
-        row["count"] for frame in frames for row in frame.get("topics", ()) if row["topic"] == "T"
-    ]
+    rows = [row for frame in frames for row in frame.get("topics", ())]
+    return [row["count"] for row in rows if row["topic"] == "T"]
 
 
 @in_loop

@@ -181,18 +181,14 @@ def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
     for case, (text, fields) in cases.items():
         response = client.post(send, fields)
         assert (response.status_code, text in response.text) == (400, True), case
-    Auth.objects.create(
-        role=Server.owner, ident="example", type="Topic", dest="T", mode="W", timeout=60
-    )
+    database.rules(f"{Server.owner} example Topic T W 60")
     assert "1 byte will be sent" in client.post(send, post).text
     assert not LogEntry.objects.exists(), "it asks first"
     assert client.post(send, {**post, "confirmed": "1"}).status_code == 302
     assert LogEntry.objects.get().change_message.startswith("Published a test message")
 
 
-def test_stored_messages_are_found_by_time_and_text(
-    database: World, monkeypatch: pytest.MonkeyPatch
-):
+def test_stored_messages_are_found_by_time_and_text(database: World, monkeypatch):
     database.rules("user1 S Topic T W 60", "user2 L Topic T R 60")
     database.program("user2").got("L", "T")
     sender = database.program("user1")

@@ -43,9 +43,8 @@ def operator(*permissions: str) -> Client:
 
 def names(client: Client, query: str) -> list[str]:
     text = client.get(f"{LIST}{query}&fragment=queues").text
-    return [
-        unescape(name) for name in re.findall(r'<th scope="row"><a[^>]*><bdi>(.*?)</bdi>', text)
-    ]
+    found = re.findall(r'<th scope="row"><a[^>]*><bdi>(.*?)</bdi>', text)
+    return [unescape(name) for name in found]
 
 
 def key_of(queue: str, position: int = 0) -> int:
@@ -163,10 +162,8 @@ def test_a_wrong_action_changes_nothing_and_says_why(queues: World):
         given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
         for more in {}, {"confirmed": "1"}:
             answer = client.post(ORDERS, {"action": action, **given, **more})
-            said[action, text] = (
-                answer.status_code,
-                text in re.sub("[\u2068\u2069]", "", answer.text),
-            )
+            shown = re.sub("[\u2068\u2069]", "", answer.text)
+            said[action, text] = (answer.status_code, text in shown)
     assert set(said.values()) == {(400, True)}, said
     assert client.post(ORDERS, {"action": "x"}).status_code == 400
     queues.execute("UPDATE messages.auth SET mode = 'R' WHERE ident = 'example'")

@@ -68,9 +68,8 @@ def serve(patience: int, route: Route) -> None:
 
 def heard(page: Page, what: str) -> Any:
     until(page, f"heard.some(([kind]) => kind === '{what}')")
-    return page.evaluate(
-        "(what) => heard.splice(heard.findIndex(([kind]) => kind === what), 1)[0].slice(1)", what
-    )
+    take = "(what) => heard.splice(heard.findIndex(([kind]) => kind === what), 1)[0].slice(1)"
+    return page.evaluate(take, what)
 
 
 def failure(page: Page, script: str) -> Any:
@@ -253,9 +252,8 @@ def test_failed_registrations_are_repeated(begin: Begin, relay: World, table: st
 
 def example(page: str) -> str:
     """Return the JavaScript of a page of the docs as a function."""
-    (text,) = re.findall(
-        r"```js\n(.*?)```", (ROOT / f"docs/reference/{page}.md").read_text(), re.DOTALL
-    )
+    text = (ROOT / f"docs/reference/{page}.md").read_text()
+    (text,) = re.findall(r"```js\n(.*?)```", text, re.DOTALL)
     for folder, named in (("psqlmessages/", '"../psqlmessages/'), ("psqlmessages/monitor/", '"./')):
         imported = rf'import (\{{.*\}}) from {re.escape(named)}(.*)";'
         text = re.sub(imported, rf'const \1 = await import("/static/{folder}\2");', text)

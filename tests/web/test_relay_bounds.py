@@ -172,10 +172,8 @@ def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
         assert alice.event("connection_lost")["Type"] == "Sys"
         away = (59, "the relay has no connection to PostgreSQL")
         assert alice.error("topic_status", topic="ROOM") == away
-        assert connect(cookie=cookie).closed() == (
-            1013,
-            "the database is unavailable: try again later",
-        )
+        unavailable = (1013, "the database is unavailable: try again later")
+        assert connect(cookie=cookie).closed() == unavailable
         relay.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
     assert alice.event("reconnected")["Away"] >= 0
     event = alice.event("topic_unlisten")

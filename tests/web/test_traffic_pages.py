@@ -82,14 +82,10 @@ def test_a_topic_is_shown_by_window_and_by_sender(viewer: Client):
     window("OTHER", "one")
     found = figures(viewer, name="A", window="10", seconds="600")
     assert (found["total"]["count"], found["total"]["bytes"]) == (100, 30)
-    assert [(each["sender"], each["count"]) for each in found["senders"]] == [
-        ("two", 90),
-        ("one", 10),
-    ]
-    assert [(at, each["count"]) for at, each in found["windows"]] == [
-        (begin(10, 3), 60),
-        (begin(10, 1), 40),
-    ]
+    senders = [(each["sender"], each["count"]) for each in found["senders"]]
+    assert senders == [("two", 90), ("one", 10)]
+    windows = [(at, each["count"]) for at, each in found["windows"]]
+    assert windows == [(begin(10, 3), 60), (begin(10, 1), 40)]
     for name in ("", "A*", "x" * 101):
         for address in (TOPIC, FIGURES):
             assert viewer.get(address, {"name": name}).status_code == 404, (address, name)

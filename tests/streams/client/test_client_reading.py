@@ -279,9 +279,8 @@ def test_a_waiting_reader_pings(stream: World, writer: Node, reader: Node):
     messages = reader.subscribe("NEWS", timedelta(seconds=6), idle=SOON)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(next, messages)
-        stream.wait_for(
-            "SELECT pinged_at > started_at + interval '1 s' FROM psqlmessages_subscription"
-        )
+        pinged = "SELECT pinged_at > started_at + interval '1 s' FROM psqlmessages_subscription"
+        stream.wait_for(pinged)
         writer.publish("NEWS", "x")
         assert waiting.result(SOON.total_seconds()).body == "x"
 
