@@ -211,11 +211,9 @@ def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries():
 
 @pytest.mark.parametrize(
     ("end", "use"),
-    [
-        ("_end_calls", lambda node: node.topic_status("ORDERS")),
-        ("_stop_reading", lambda node: next(node.messages(timeout=NOW), None)),
-    ],
-)
+    [("_end_calls", lambda node: node.topic_status("ORDERS")),
+     ("_stop_reading", lambda node: next(node.messages(timeout=NOW), None))],
+)  # fmt: skip
 def test_ctrl_c_at_the_end_of_a_call_or_wait_leaves_no_connection_open(
     conversation: World, monkeypatch, end: str, use: Callable[[Node], object]
 ):

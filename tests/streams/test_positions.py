@@ -111,13 +111,10 @@ def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Str
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 @pytest.mark.parametrize(
-    "call",
-    [
-        "stream_horizons('SUB', '{T}')",
-        "subscribe_from('SUB', '{T}', '{0}', 5)",
-        "subscribe('SUB', 'T', 60)",
-    ],
-)
+        "call",
+    ["stream_horizons('SUB', '{T}')", "subscribe_from('SUB', '{T}', '{0}', 5)",
+     "subscribe('SUB', 'T', 60)"],
+)  # fmt: skip
 def test_an_older_snapshot_is_refused(stream: Stream, level: str, call: str):
     connection = stream.subscriber.connection
     connection.execute(f"SET default_transaction_isolation = '{level}'")

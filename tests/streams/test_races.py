@@ -3,6 +3,7 @@
 import random
 import threading
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
@@ -49,22 +50,18 @@ def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: Wor
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments"),
+    "call",
     [
-        ("subscribe", ("SUB", "T", 60)),
-        ("subscribe_from", ("SUB", ["T"], [0], 60)),
-        ("publish", ("PUB", "NEW.1", "x")),
-        ("publish_many", ("PUB", "NEW.1", ["x"])),
-        ("publish_staged", ("PUB", "NEW.1", "query", 0, [], 0)),
+        ("subscribe", "SUB", "T", 60), ("subscribe_from", "SUB", ["T"], [0], 60),
+        ("publish", "PUB", "NEW.1", "x"), ("publish_many", "PUB", "NEW.1", ["x"]),
+        ("publish_staged", "PUB", "NEW.1", "query", 0, [], 0),
     ],
-)
-def test_a_first_call_is_refused_if_its_rule_is_removed_meanwhile(
-    stream: Stream, world: World, function: str, arguments: tuple[object, ...]
-):
-    program = stream.subscriber if arguments[0] == "SUB" else stream.publisher
+)  # fmt: skip
+def test_a_first_call_is_refused_if_its_rule_is_removed_meanwhile(stream: Stream, call: Any):
+    program = stream.subscriber if call[1] == "SUB" else stream.publisher
     stream.execute("BEGIN")
     stream.execute("DELETE FROM messages.auth WHERE ident || dest = ANY('{SUBT,PUBNEW.*}')")
-    with blocked(world, program, lambda: program.error(function, *arguments)) as refusal:
+    with blocked(stream.world, program, lambda: program.error(*call)) as refusal:
         stream.execute("COMMIT")
     assert (refusal.result()[0], stream.topics()) == (2, ["T"])
     assert stream.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive") == 0
@@ -174,24 +171,22 @@ def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: Wo
 
 
 @pytest.mark.parametrize(
-    ("act", "arguments", "error"),
+    "call",
     [
-        ("topic_listen", ["NEW.1"], "0"),
-        ("publish", ["SUB", "NEW.1", "y"], "0"),
-        ("subscribe", ["SUB", "NEW.1", 60], "9"),
+        ("topic_listen", "NEW.1"),
+        ("publish", "SUB", "NEW.1", "y"),
+        ("subscribe", "SUB", "NEW.1", 60),
     ],
 )
-def test_waiting_for_the_removal_of_a_topic_creates_it_again_or_fails(
-    stream: Stream, world: World, act: str, arguments: list[object], error: str
-):
+def test_waiting_for_the_removal_of_a_topic_creates_it_again_or_fails(stream: Stream, call: Any):
     stream.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")
     stream.publish("x", topic="NEW.1")
-    program = world.node("user2", "SUB2", "SUB")
+    program = stream.world.node("user2", "SUB2", "SUB")
     stream.execute("BEGIN")
     stream.prune()
-    with blocked(world, program, lambda: program.call(act, *arguments)) as answer:
+    with blocked(stream.world, program, lambda: program.call(*call)) as answer:
         stream.execute("COMMIT")
-    assert answer.result()["Err"] == error
+    assert answer.result()["Err"] == ("9" if call[0] == "subscribe" else "0")
 
 
 @pytest.mark.parametrize("saved", ["rule first", "removal first"])

@@ -60,24 +60,21 @@ def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World
 
 @pytest.mark.parametrize(
     ("loss", "gain"),
-    [
-        ("UPDATE messages.auth SET mode = 'W'", "UPDATE messages.auth SET mode = 'R'"),
-        ("UPDATE messages.auth SET dest = 'ELSE'", "UPDATE messages.auth SET dest = 'T*'"),
-        ("UPDATE messages.auth SET role = 'user2'", "UPDATE messages.auth SET role = 'user3'"),
-        ("REVOKE team FROM user3", "GRANT team TO user3"),
-    ],
-)
+    [("mode = 'W'", "mode = 'R'"), ("dest = 'ELSE'", "dest = 'T*'"),
+     ("role = 'user2'", "role = 'user3'"), ("REVOKE team FROM user3", "GRANT team TO user3")],
+)  # fmt: skip
 def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, loss: str, gain: str):
     world.rules("team NODE Topic T R 5", "user3 NODE Topic OTHER R 5")
-    of_rule = " WHERE ident = 'NODE' AND dest <> 'OTHER'" if "messages.auth" in loss else ""
-    if of_rule:
+    if "=" in loss:
         world.execute("UPDATE messages.auth SET role = 'user3' WHERE ident = 'NODE'")
+        of_rule = "UPDATE messages.auth SET {} WHERE ident = 'NODE' AND dest <> 'OTHER'"
+        loss, gain = of_rule.format(loss), of_rule.format(gain)
     superuser, node = world.superuser(), world.program("user3")
     node.got("NODE", "T")
     register(node, "NODE")
     woken = []
     for statement in loss, gain:
-        superuser.execute(statement + of_rule)
+        superuser.execute(statement)
         world.owner.ok("evaluate")
         node.payloads()
         stream.publish("x")
