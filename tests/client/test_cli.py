@@ -170,10 +170,8 @@ def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys)
 
 def test_live_traffic_resumes_after_a_revoked_right_returns(world: World):
     def listens(topic: str) -> bool:
-        found = world.owner.query(
-            "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"
-        )
-        return topic in (found or ())
+        heard = "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"
+        return topic in (world.owner.query(heard) or ())
 
     def change(what: str, which: str) -> None:
         world.owner.connection.execute(f"UPDATE messages.auth SET {what} WHERE {which}")

@@ -99,7 +99,7 @@ def test_other_documents_than_exchanges_are_refused():
         ({}, "exchanges: It is missing."),
         (
             {"exchanges": {"x": None}},
-            ".x: None is not a map of consumer, src, dst, no_route, running.",
+            "x: None is not a map of consumer, src, dst, no_route, running.",
         ),
         ({"exchanges": {7: X1}}, "exchanges: The name 7 is not text: put it in quotes."),
         ({"exchanges": {"": X1}}, "exchanges['']: It is empty."),

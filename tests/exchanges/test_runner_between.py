@@ -185,9 +185,8 @@ def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field):
     field, eu = wide_field, wide_field.beds["eu"]
     selector = 'msg.headers.n == 2 ? {"headers": {"x": "' + "y" * 900 + '"}} : {}'
     field.define(x1=flow("a", ("eu/b", selector), "b"))
-    eu.connection.execute(
-        "ALTER TABLE psqlmessages_element ADD CONSTRAINT short CHECK (length(headers::text) < 500)"
-    )
+    short = "ADD CONSTRAINT short CHECK (length(headers::text) < 500)"
+    eu.connection.execute(f"ALTER TABLE psqlmessages_element {short}")
     try:
         for number in range(5):
             field.default.push("a", str(number), n=number)

@@ -32,9 +32,8 @@ def test_a_function_sees_the_message_the_state_and_the_time(code: Code):
     seen: list[exchanges.SelectorContext] = []
     routed("{'state': {'a': 1}}", code(seen.append), body={"x": [1]}, country="it")
     (env,) = seen
-    message = exchanges.SelectorInput(
-        {"x": [1]}, {"country": "it", "x-hop-count": 1}, 7, 2, 1, "source", "default"
-    )
+    headers = {"country": "it", "x-hop-count": 1}
+    message = exchanges.SelectorInput({"x": [1]}, headers, 7, 2, 1, "source", "default")
     assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
 
 

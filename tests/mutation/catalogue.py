@@ -77,11 +77,7 @@ class Catalogue:
         self._sources: dict[str, str] = dict(owner.execute(SOURCES).fetchall())
 
     def mutants(self, beginning: str = "") -> dict[str, Mutant]:
-        found = [
-            mutant
-            for function, source in self._sources.items()
-            for mutant in mutants(function, source)
-        ]
+        found = [mutant for each in self._sources.items() for mutant in mutants(*each)]
         for function, old, new in BY_HAND:
             source = self._sources[function]
             start = source.index(old)
@@ -102,9 +98,7 @@ class Catalogue:
             } - set(weights)
         public = {name for name in weights if not name.startswith("_")} or set(self._files_with)
         score = {
-            file: sum(
-                words[name] * weights.get(name, 1) / self._files_with[name] for name in public
-            )
+            file: sum(words[of] * weights.get(of, 1) / self._files_with[of] for of in public)
             for file, words in self._words.items()
         }
         return sorted((file for file in score if score[file]), key=lambda file: -score[file])

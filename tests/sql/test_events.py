@@ -202,9 +202,8 @@ SENDS = {
 }  # fmt: skip
 # These look each time, whatever they answer.
 OTHERS = {
-    **{f"topic_{name}": ["SHARED"] for name in (
-        "auth", "status", "notify", "unnotify", "listen", "unlisten",
-    )},
+    **{f"topic_{do}": ["SHARED"] for do in ("auth", "status", "notify", "unnotify", "listen")},
+    "topic_unlisten": ["SHARED"],
     "init": ["SENDER_init"], "deinit": ["SENDER_deinit"], "evaluate": [], "topic_observe": ["NONE"],
 }  # fmt: skip
 

@@ -46,10 +46,8 @@ def caller(world: World) -> Program:
 @pytest.fixture
 def listeners(world: World) -> list[Program]:
     """A, B and C, which listen to T; what they were told is read."""
-    nodes = [
-        world.node(role, ident, listen="T")
-        for role, ident in (("user1", "A"), ("user2", "B"), ("user2", "C"))
-    ]
+    roles = {"A": "user1", "B": "user2", "C": "user2"}
+    nodes = [world.node(role, ident, listen="T") for ident, role in roles.items()]
     world.forget()
     return nodes
 

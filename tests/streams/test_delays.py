@@ -22,6 +22,7 @@ CONNECTIONS = 20
 LIMIT = "2s"
 # The test holds this lock: a statement that takes it waits as long as the test wants.
 WAIT = "pg_advisory_lock_shared(77)"
+CURSOR = "DECLARE held CURSOR WITH HOLD FOR SELECT"
 CALLED = "SELECT messages.publish('H', 'OWN', 'x')"
 # Runs deferred triggers before the commit, by a statement whose text does not say so.
 EARLY = "DO $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$"
@@ -49,9 +50,7 @@ TRICKS: dict[str, tuple[str, ...]] = {
     "a function that sets constraints": (
         SETS.format("plpgsql", "BEGIN", "RETURN ''; END"), "BEGIN", CALLED, "SELECT pg_temp.sets()",
     ),
-    "a function of SQL": (
-        SETS.format("sql", "", "SELECT ''"), "BEGIN", CALLED, "SELECT pg_temp.sets()",
-    ),
+    "SQL": (SETS.format("sql", "", "SELECT ''"), "BEGIN", CALLED, "SELECT pg_temp.sets()"),
     "one statement": (
         SETS.format("plpgsql", "BEGIN", f"PERFORM {WAIT}; RETURN ''; END"),
         f"{CALLED}, pg_temp.sets()",
@@ -65,12 +64,8 @@ TRICKS: dict[str, tuple[str, ...]] = {
         DEFERRED.format("delays.own", "delays.waits"),
         "BEGIN", CALLED, "INSERT INTO delays.own VALUES (1)", "COMMIT",
     ),
-    "a cursor WITH HOLD": (
-        "BEGIN", CALLED, f"DECLARE held CURSOR WITH HOLD FOR SELECT {WAIT}", "COMMIT",
-    ),
-    "a cursor WITH HOLD in one string": (
-        f"{CALLED}; DECLARE held CURSOR WITH HOLD FOR SELECT {WAIT}",
-    ),
+    "a cursor WITH HOLD": ("BEGIN", CALLED, f"{CURSOR} {WAIT}", "COMMIT"),
+    "a cursor WITH HOLD in one string": (f"{CALLED}; {CURSOR} {WAIT}",),
     "a planner that searches for ever": (
         "BEGIN", CALLED, "SET geqo_threshold = 2; SET geqo_generations = 2147483647", "COMMIT",
     ),

@@ -172,11 +172,7 @@ def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: Wo
 
 @pytest.mark.parametrize(
     "call",
-    [
-        ("topic_listen", "NEW.1"),
-        ("publish", "SUB", "NEW.1", "y"),
-        ("subscribe", "SUB", "NEW.1", 60),
-    ],
+    [("topic_listen", "NEW.1"), ("publish", "SUB", "NEW.1", "y"), ("subscribe", "SUB", "NEW.1", 5)],
 )
 def test_waiting_for_the_removal_of_a_topic_creates_it_again_or_fails(stream: Stream, call: Any):
     stream.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")

@@ -88,9 +88,7 @@ async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
     return int(got["Err"])
 
 
-async def joined(
-    hub: Hub, ident: str, *topics: str, events: bool = True, box: Box | None = None
-) -> Any:
+async def joined(hub: Hub, ident: str, *topics: str, events: bool = True, box: Any = None) -> Any:
     """Register a receiver with a node that listens to topics, or observes them as O*."""
     box = box or Box()
     await ok(hub.init(ident, box, wants_events=events))

@@ -212,10 +212,8 @@ NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1"
 
 def test_pages_are_translated_and_read_no_replica(filled: Admin, monkeypatch, settings: Settings):
     # This translation puts each text in brackets.
-    for name, chosen in (("gettext", 0), ("ngettext", 1)):
-        monkeypatch.setattr(
-            translation._trans, name, lambda *texts, chosen=chosen: f"[{texts[chosen]}]"
-        )
+    monkeypatch.setattr(translation._trans, "gettext", lambda text: f"[{text}]")
+    monkeypatch.setattr(translation._trans, "ngettext", lambda _, text, *__: f"[{text}]")
     queue, exchange = Queue.objects.get(), Exchange.objects.get()
     pages = [path for path in posts() if path.endswith(("change/", "add/", "import/"))]
     pages += [*LISTS, f"{CLIENTS}open-transactions/", page_of(Client.objects.get()),

@@ -389,9 +389,8 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     Those of the second list have the same templates as some of the first.
     """
     site.user("chief", idents=["chat/chief/*"])
-    world.rules(
-        MONITOR_RULE, f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60", "user1 W Queue * RW 60"
-    )
+    world.rules(MONITOR_RULE, "user1 W Queue * RW 60")
+    world.rules(f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60")
     world.rule("user2", HOSTILE, "Topic", HOSTILE, "R", 10)
     world.rule("user2", "i" * 100, "Topic", "t" * 100, "R", 10)
     models.Queue.objects.create(name="q" * 100, channel="q")

@@ -67,9 +67,8 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
 
 
 def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World, now: int):
-    database.rules(
-        MONITOR_RULE, "user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60"
-    )
+    rules = ("user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60")
+    database.rules(MONITOR_RULE, *rules)
     database.node("user2", "L", listen="T")
     sender, worker = database.node("user1", "S", notify="T"), database.program("user1")
     worker.ok("push_many", "W", "jobs", ["x"] * 3)

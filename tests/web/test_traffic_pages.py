@@ -62,10 +62,8 @@ def test_the_busiest_topics_come_first_with_sums(viewer: Client, monkeypatch):
     window("A", count=100, back=0, length=60)
     window("A", count=100, back=61)
     found = figures(viewer)["topics"]
-    assert [(topic["topic"], topic["count"], topic["bytes"]) for topic in found] == [
-        ("B", 35, 1505),
-        ("A", 1, 4000),
-    ]
+    counts = [(topic["topic"], topic["count"], topic["bytes"]) for topic in found]
+    assert counts == [("B", 35, 1505), ("A", 1, 4000)]
     assert found[0]["points"] == [[begin(10, 2), 5], [begin(10, 1), 30]]
     (topic,) = figures(viewer, window="60", seconds="3600")["topics"]
     assert topic["count"] == 100
