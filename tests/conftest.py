@@ -75,11 +75,9 @@ def terminate_sessions(server: Server) -> None:
     """Terminate the remaining sessions, such as those of hosts that vanished in a test."""
     pid = connection.cursor().connection.info.backend_pid
     with psycopg.connect(server.superuser_url(), autocommit=True) as superuser:
-        superuser.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-            " WHERE datname = %s AND pid <> %s",
-            (connection.settings_dict["NAME"], pid),
-        )
+        end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+        given = (connection.settings_dict["NAME"], pid)
+        superuser.execute(f"{end} WHERE datname = %s AND pid <> %s", given)
 
 
 @pytest.fixture(scope="session")

@@ -156,11 +156,7 @@ def test_revoked_topics_resume_if_joined_again(conversation: World, node: Any, n
 
 @pytest.mark.usefixtures("long_closing")
 def test_calls_wait_while_the_server_is_away(new_node: NewNode, far: str, proxy: Proxy, caplog):
-    options = Options(
-        reconnect_wait=timedelta(seconds=0.3),
-        backoff_max=timedelta(seconds=0.1),
-        answer_timeout=timedelta(seconds=2),
-    )
+    options = Options(reconnect_wait=0.3, backoff_max=0.1, answer_timeout=2)
     node = new_node("NODE1", far + " connect_timeout=60", options)
     proxy.refuse()
     with pytest.raises(ConnectionLost):

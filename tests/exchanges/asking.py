@@ -11,12 +11,9 @@ NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 
 def exchange(*selectors: str, **fields: Any) -> exchanges.CompiledExchange:
     """An exchange with a destination for each selector; empty text: always."""
-    destinations = tuple(
-        exchanges.CompiledDestination(
-            exchanges.QueueRef("default", f"q{number}"), exchanges.Selector.of(text)
-        )
-        for number, text in enumerate(selectors)
-    )
+    queues = (exchanges.QueueRef("default", f"q{number}") for number in range(len(selectors)))
+    compiled = map(exchanges.Selector.of, selectors)
+    destinations = tuple(map(exchanges.CompiledDestination, queues, compiled))
     source = exchanges.QueueRef("default", "source")
     return exchanges.CompiledExchange("x1", source, destinations, **fields)
 

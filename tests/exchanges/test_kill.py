@@ -49,12 +49,8 @@ def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
 
 
 def all_queues(field: Field) -> dict[str, list[str]]:
-    return {
-        f"{alias}/{queue}": sorted(bed.bodies(queue), key=int)
-        for alias, bed in field.beds.items()
-        for queue in "bc"
-        if bed.bodies(queue)
-    }
+    found = {f"{ns}/{queue}": bed.bodies(queue) for ns, bed in field.beds.items() for queue in "bc"}
+    return {name: sorted(bodies, key=int) for name, bodies in found.items() if bodies}
 
 
 @pytest.mark.parametrize("how", ["execute", pytest.param("asked", marks=NIGHTLY)])

@@ -102,10 +102,8 @@ def test_state_is_merged_and_starts_empty_for_each_message():
 
 
 def test_the_time_is_given_with_a_zone_or_not_at_all():
-    assert (
-        route(exchange("now > timestamp(0)"), SelectorInput()).verdicts[0].error
-        == "now is missing: pass it to route"
-    )
+    (verdict,) = route(exchange("now > timestamp(0)"), SelectorInput()).verdicts
+    assert verdict.error == "now is missing: pass it to route"
     with pytest.raises(ValueError, match="time zone"):
         route(exchange(""), SelectorInput(), now=datetime(2026, 1, 1))  # noqa: DTZ001
 

@@ -91,11 +91,9 @@ class Catalogue:
         while callers:
             weights |= dict.fromkeys(callers, weight)
             weight /= 10
-            callers = {
-                name
-                for name, source in self._sources.items()
-                if any(re.search(rf"messages\.{each}\(", source) for each in callers)
-            } - set(weights)
+            called = re.compile(rf"messages\.({'|'.join(callers)})\(")
+            callers = {of for of, source in self._sources.items() if called.search(source)}
+            callers -= set(weights)
         public = {name for name in weights if not name.startswith("_")} or set(self._files_with)
         score = {
             file: sum(words[of] * weights.get(of, 1) / self._files_with[of] for of in public)

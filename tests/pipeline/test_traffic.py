@@ -89,10 +89,8 @@ def test_windows_equal_those_of_sql_despite_late_and_repeated_rows(
     assert field.written() == field.expected()
     # A new job does not reduce windows of which it reads only a part.
     before = field.written()
-    field.owner.execute(
-        "DELETE FROM psqlmessages_streammessage"
-        " WHERE id IN (SELECT id FROM messages.stored ORDER BY id LIMIT 20)"
-    )
+    oldest = "SELECT id FROM messages.stored ORDER BY id LIMIT 20"
+    field.owner.execute(f"DELETE FROM psqlmessages_streammessage WHERE id IN ({oldest})")
     followed(query(table.write, **given, checkpoint=str(tmp_path / "another")))
     assert field.written() == before
 
@@ -170,10 +168,8 @@ def test_a_job_shows_its_lag_and_ends_by_signal(field: TrafficField, query: Quer
 
 def test_an_absent_database_is_waiting_and_no_lag_ends_a_job(field: TrafficField, query: Query):
     asked = Event()
-    errors = [
-        psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
-        ServerUnreachable("it is away"),
-    ]
+    canceled = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+    errors = [canceled, ServerUnreachable("it is away")]
 
     def lag() -> float | None:
         if errors:

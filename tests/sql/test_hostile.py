@@ -72,11 +72,12 @@ def test_no_statement_reaches_a_table_or_alters_anything(world: World, role: str
     readable = {(f"messages.{view}", "SELECT") for view in VIEWS}
     # Anybody may insert into columns that say nothing of who it is.
     assert reached == readable | {("messages.staged", "INSERT")}
-    executable = world.owner.query(
-        "SELECT array_agg(DISTINCT proname::text) FROM pg_proc WHERE"
-        " pronamespace = 'messages'::regnamespace AND has_function_privilege(%s, oid, 'EXECUTE')",
-        role,
+    names = "SELECT array_agg(DISTINCT proname::text) FROM pg_proc"
+    ours, may = (
+        "pronamespace = 'messages'::regnamespace",
+        "has_function_privilege(%s, oid, 'EXECUTE')",
     )
+    executable = world.owner.query(f"{names} WHERE {ours} AND {may}", role)
     assert sorted(executable) == FUNCTIONS
     program = world.program(role)
     assert [statement for statement in DENIED if not is_denied(program, statement)] == []
@@ -108,10 +109,9 @@ def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world
     owner.execute("CREATE SCHEMA borrowed AUTHORIZATION user1")
     try:
         owner.execute("GRANT USAGE ON SCHEMA borrowed TO PUBLIC")
-        nodes["NODE1"].execute(
-            "CREATE FUNCTION borrowed.send() RETURNS json LANGUAGE sql SECURITY DEFINER AS"
-            " $$ SELECT messages.topic_send_as('NODE1', 'MYTOPIC', 'x') $$"
-        )
+        make = "CREATE FUNCTION borrowed.send() RETURNS json LANGUAGE sql SECURITY DEFINER AS"
+        send = "SELECT messages.topic_send_as('NODE1', 'MYTOPIC', 'x')"
+        nodes["NODE1"].execute(f"{make} $$ {send} $$")
         assert nodes["hostile"].query("SELECT borrowed.send()")["Err"] == "2"
     finally:
         owner.execute("DROP SCHEMA borrowed CASCADE")
@@ -153,10 +153,8 @@ def test_a_channel_holds_over_100_random_bits(world: World):
     # Two of a UUID's digits say its version and variant; four values each are two bits.
     assert sum(count >= 8 for count in digits) * 4 >= 100
     assert len(set(tails)) == 32
-    weak = world.owner.query(
-        "SELECT array_agg(proname::text) FROM pg_proc"
-        r" WHERE pronamespace = 'messages'::regnamespace AND prosrc ~ '\mrandom\('"
-    )
+    where = r"pronamespace = 'messages'::regnamespace AND prosrc ~ '\mrandom\('"
+    weak = world.owner.query(f"SELECT array_agg(proname::text) FROM pg_proc WHERE {where}")
     assert set(weak) == {"_open_session", "_begin_publishing"}, (
         "the number of a lock may be guessed, a channel may not"
     )

@@ -31,10 +31,9 @@ def test_delays_and_durations_may_be_intervals(world: World):
     worker = world.program("user1")
     seconds = "round(extract(epoch FROM available_at - pushed_at)) FROM psqlmessages_element"
     worker.ok("push", "W", "Q", Jsonb({"a": 1}), Jsonb({"country": "it"}))
-    lease = worker.query(
-        "SELECT lease FROM messages.reserve('W', 'Q', 1, interval '5 minutes')"
-        " WHERE enc = 'json' AND headers ->> 'country' = 'it'"
-    )
+    is_it = "enc = 'json' AND headers ->> 'country' = 'it'"
+    reserve = "SELECT lease FROM messages.reserve('W', 'Q', 1, interval '5 minutes')"
+    lease = worker.query(f"{reserve} WHERE {is_it}")
     assert world.owner.query(f"SELECT {seconds}") == 300
     renewed = "SELECT tries FROM messages.renew('W', 'Q', interval '1 hour', %s)"
     assert worker.query(renewed, lease) == 0

@@ -205,10 +205,7 @@ def background(world: World) -> Iterator[Threads]:
 
 def end_all(world: World) -> None:
     """End the sessions and prepared transactions of the role."""
-    world.watcher.query(
-        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-        " WHERE usename = 'hostile'"
-    )
+    world.end_backends("usename = 'hostile'")
     for (gid,) in world.watcher.execute(PREPARED).fetchall():
         world.watcher.execute(f"ROLLBACK PREPARED '{gid}'")
 

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import INSERT_RULE, Program, World
 from tests.sql.simultaneous import blocked, together
 from tests.streams.conftest import Stream
 
@@ -189,10 +189,7 @@ def test_waiting_for_the_removal_of_a_topic_creates_it_again_or_fails(stream: St
 def test_a_rule_saves_a_topic_from_its_removal(stream: Stream, world: World, saved: str):
     stream.publish("x", topic="NEW.1")
     saver = world.program()
-    insert = (
-        "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-        " VALUES ('user3', 'X', 'Topic', 'NEW.1', 'R', 5)"
-    )
+    insert = INSERT_RULE % ("'user3'", "'X'", "'Topic'", "'NEW.1'", "'R'", 5)
     if saved == "rule first":
         with saver.connection.transaction():
             saver.execute(insert)

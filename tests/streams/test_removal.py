@@ -132,10 +132,9 @@ def test_a_topic_that_publish_made_stays_while_something_uses_it(stream: Stream)
     world.rules("user3 OTHER Topic NEW.named R 5")
     kept = "UPDATE psqlmessages_topic SET retention = 60 WHERE name IN ('NEW.kept', 'NEW.empty')"
     stream.execute(kept)
-    stream.execute(
-        "UPDATE psqlmessages_streammessage SET published_at = 'epoch'"
-        " WHERE topic_id = (SELECT id FROM psqlmessages_topic WHERE name = 'NEW.empty')"
-    )
+    empty = "SELECT id FROM psqlmessages_topic WHERE name = 'NEW.empty'"
+    age = "UPDATE psqlmessages_streammessage SET published_at = 'epoch'"
+    stream.execute(f"{age} WHERE topic_id = ({empty})")
     stream.got(topic="NEW.written")
     stream.publish("y", topic="NEW.written")
     for _ in range(3):

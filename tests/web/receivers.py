@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from datetime import timedelta
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any
@@ -14,11 +13,7 @@ from psqlmessages.relay.hub import Hub
 from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
 
-QUICK = Options(
-    backoff_min=timedelta(milliseconds=20),
-    backoff_max=timedelta(milliseconds=200),
-    reconnect_wait=timedelta(seconds=60),
-)
+QUICK = Options(backoff_min=0.02, backoff_max=0.2, reconnect_wait=60)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:

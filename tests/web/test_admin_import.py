@@ -130,10 +130,8 @@ def test_an_altered_old_or_foreign_plan_is_not_done(admin: Admin, monkeypatch):
     page = upload(admin, NEW)
     plan = page.form(DO).values["plan"][0]
     other = admin.staff("view_auth", "add_auth", "change_auth")
-    answers = [
-        admin.send(page, DO, plan=plan[:-1] + ("A" if plan[-1] != "A" else "B")),
-        other.send(upload(other, NEW), DO, plan=plan),
-    ]
+    altered = plan[:-1] + ("A" if plan[-1] != "A" else "B")
+    answers = [admin.send(page, DO, plan=altered), other.send(upload(other, NEW), DO, plan=plan)]
     monkeypatch.setattr(rule_transfer, "_LIFETIME", timedelta(seconds=-1))
     answers.append(admin.send(page, DO))
     for answer in answers:

@@ -21,10 +21,9 @@ def worker(admin: Admin) -> Program:
 
 
 def push(worker: Program, queue: str, *bodies: str, headers: object = None) -> None:
-    worker.connection.execute(
-        "SELECT messages.push_many('W', %s, %s, headers => %s)",
-        [queue, list(bodies), headers and [json.dumps(headers)] * len(bodies)],
-    )
+    push = "SELECT messages.push_many('W', %s, %s, headers => %s)"
+    each = headers and [json.dumps(headers)] * len(bodies)
+    worker.connection.execute(push, [queue, list(bodies), each])
 
 
 def push_later(worker: Program, queue: str) -> None:
@@ -57,10 +56,8 @@ def test_the_list_tells_sizes_by_state_counters_and_dead_letters(admin: Admin, w
     assert "Removed 3 1 1 1 0 0 0 " in page.text
     Queue.objects.filter(name="done").update(max_tries=3)
     assert "0 0 0 3 tries, to __deadletter__" in admin.open(QUEUES).text
-    worker.connection.execute(
-        "SELECT messages.push_many('W', 'full', array_fill('x'::text, ARRAY[4000]))"
-        " FROM generate_series(1, 3)"
-    )
+    fill = "SELECT messages.push_many('W', 'full', array_fill('x'::text, ARRAY[4000]))"
+    worker.connection.execute(f"{fill} FROM generate_series(1, 3)")
     # The largest backlog is first.
     text = admin.open(f"{QUEUES}?o=3").text
     assert "full open 12,000 over 1,000 0 0" in text

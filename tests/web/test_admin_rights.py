@@ -166,10 +166,9 @@ def test_long_lists_are_cheap(admin: Admin):
         " (SELECT count(*) FROM messages.subscribe('N' || n, 'T', 60))"
         " FROM generate_series(1, 100) AS n"
     )
-    admin.world.execute(
-        "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
-        " SELECT 'user1', 'M' || n, 'Topic', 'M' || n, 'R', 9 FROM generate_series(1, 11000) n"
-    )
+    insert = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
+    rules = "SELECT 'user1', 'M' || n, 'Topic', 'M' || n, 'R', 9 FROM generate_series(1, 11000) n"
+    admin.world.execute(f"{insert} {rules}")
     Queue.objects.bulk_create(Queue(name=f"q{n}", channel=f"c{n}") for n in range(40))
     for number in range(60):
         new(f"x{number}", "a", "eu", "slow")

@@ -330,10 +330,8 @@ def test_each_text_of_the_scripts_can_be_translated(visitors: Visitors, world: W
     window("TEXTS", "S", back=20)
     job("JOB", lag_seconds=3.25)
     page = visitors("chief")
-    page.route(
-        "**/monitor/texts.js",
-        lambda route: route.fulfill(body=MARKING_CATALOG, content_type="text/javascript"),
-    )
+    marked = {"body": MARKING_CATALOG, "content_type": "text/javascript"}
+    page.route("**/monitor/texts.js", lambda route: route.fulfill(**marked))
     for path in "topics/", "topics/TEXTS/", "exchanges/", "traffic/", "traffic/topic/?name=TEXTS":
         page.goto(f"/monitor/{path}")
         expect(page.locator(CURRENT)).to_contain_text("«")

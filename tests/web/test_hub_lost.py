@@ -154,10 +154,8 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
     assert world.owner.query(IDENTS) is None
 
 
-DISCONNECTED = (
-    "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
-    " AND application_name LIKE '%%hub')"
-)
+HUBS = "SELECT FROM pg_stat_activity WHERE usename = 'user1' AND application_name LIKE '%%hub'"
+DISCONNECTED = f"SELECT NOT EXISTS ({HUBS})"
 
 
 @receivers.in_loop

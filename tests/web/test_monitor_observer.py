@@ -92,10 +92,8 @@ def monitor(world: World) -> Monitor:
 
 def monitors(world: World) -> int:
     """Count this process's monitors; sites of other tests may still run theirs."""
-    return world.owner.query(
-        "SELECT count(*) FROM psqlmessages_client WHERE starts_with(ident, %s)",
-        f"example.monitor.{os.getpid()}-",
-    )
+    count = "SELECT count(*) FROM psqlmessages_client WHERE starts_with(ident, %s)"
+    return world.owner.query(count, f"example.monitor.{os.getpid()}-")
 
 
 @in_loop
@@ -179,12 +177,8 @@ async def test_any_of_100_000_topics_is_found_the_busiest_first(
     listener.ok("topic_listen", "T005555")
     sender.ok("topic_notify", "T005555")
     page = await monitor.live()
-    world.execute(
-        "INSERT INTO psqlmessages_topic (name)"
-        " SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, %s) AS n"
-        " WHERE n <> 5555",
-        [number],
-    )
+    names = "SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, %s) AS n WHERE n <> 5555"
+    world.execute(f"INSERT INTO psqlmessages_topic (name) {names}", [number])
     world.execute("ANALYZE psqlmessages_topic")
     monitor.observer.watch_list(page, TopicQuery("", "topic"))
 

@@ -130,11 +130,9 @@ def test_a_name_that_is_not_the_users_is_refused(enter: Enter):
         answer = (5, f"there are no permissions for ident {ident}")
         assert visitor.error("init", ident=ident) == answer
     # A query for each prefix of the longest name would take gigabytes.
-    for ident, answer in (
-        ("", (4, "cannot init without identity")),
-        ("web." + "x" * 97, (54, "name or token too long")),
-        ("web." + "x" * 200_000, (54, "name or token too long")),
-    ):
+    too_long = (54, "name or token too long")
+    answers = {"": (4, "cannot init without identity"), "web." + "x" * 97: too_long}
+    for ident, answer in (answers | {"web." + "x" * 200_000: too_long}).items():
         assert visitor.error("init", ident=ident) == answer
     visitor.ok("init", ident="web.alice.1")
 
@@ -195,10 +193,8 @@ def test_every_operation_close_code_and_setting_is_documented():
                 **dict.fromkeys(re.findall(r"`(\w+)`", required), True),
                 **dict.fromkeys(re.findall(r"`(\w+)`", optional.split("(")[0]), False),
             }
-    assert documented == {
-        op: {name: field.is_required for name, field in fields.items()}
-        for op, fields in OPERATIONS.items()
-    }
+    known = {op: {of: fields[of].is_required for of in fields} for op, fields in OPERATIONS.items()}
+    assert documented == known
     codes = {int(code) for code in re.findall(r"\b(?:1|4)\d\d\d\b", section("Close codes"))}
     names = ("UNSUPPORTED", "NOT_ALLOWED", "TOO_SLOW", "TOO_MANY", "TRY_AGAIN_LATER")
     assert codes >= {getattr(socket, name) for name in names}

@@ -68,10 +68,8 @@ def test_a_kill_loses_no_message(stream: World, writer: Node, new_reader: NewRea
         assert bodies(messages, 4) == [0, 1, 2, 3]
         # The reader dies with 2 and 3 at hand: without a word, so without `stop` or `close`.
         node._session._connection.close()
-        stream.wait_for(
-            "SELECT NOT EXISTS (SELECT FROM pg_stat_activity"
-            " WHERE application_name = 'psqlmessages READER')"
-        )
+        reader = "SELECT FROM pg_stat_activity WHERE application_name = 'psqlmessages READER'"
+        stream.wait_for(f"SELECT NOT EXISTS ({reader})")
         with new_reader() as other:
             assert all_there_is(other) == [2, 3, 4]
 
