@@ -133,11 +133,9 @@ def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(world: Wo
     assert holder.query("SELECT count(*) FROM messages.list_queues()") == 1
     world.execute("UPDATE psqlmessages_elementkey SET expires_at = now()")
     holder.ok("evaluate")
-    tables = (
-        "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation"
-        " WHERE l.pid = %s AND c.relname ~ '^psqlmessages_(streammessage|body|session)'"
-    )
-    assert world.owner.query(tables, holder.pid) == 0
+    locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation"
+    tables = "c.relname ~ '^psqlmessages_(streammessage|body|session)'"
+    assert world.owner.query(f"{locks} WHERE l.pid = %s AND {tables}", holder.pid) == 0
     caller(world).ok("evaluate")
     assert world.owner.query("SELECT count(*) FROM psqlmessages_elementkey") == 0
 

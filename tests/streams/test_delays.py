@@ -226,10 +226,8 @@ def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background:
 
 def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background: Threads):
     temporary = world.program("hostile")
-    temporary.execute(
-        "CREATE TEMPORARY TABLE own (id int) ON COMMIT DELETE ROWS;"
-        "CREATE TEMPORARY VIEW shown AS SELECT * FROM own"
-    )
+    temporary.execute("CREATE TEMPORARY TABLE own (id int) ON COMMIT DELETE ROWS")
+    temporary.execute("CREATE TEMPORARY VIEW shown AS SELECT * FROM own")
     view = temporary.query("SELECT 'pg_temp.shown'::regclass::oid")
     other = world.program("hostile")
     other.execute(f"BEGIN; SELECT pg_get_viewdef({view})")

@@ -166,11 +166,9 @@ def test_many_publishes_of_a_transaction_hold_two_locks(stream: Stream):
         stream.publisher.query(
             "SELECT count(messages.publish('PUB', 'T', n::text)) FROM generate_series(1, 1000) AS n"
         )
-        locks = stream.world.watcher.query(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %s"
-            " AND classid BETWEEN 1347223552 AND 1347289087",
-            stream.publisher.pid,
-        )
+        ours = "locktype = 'advisory' AND pid = %s AND classid BETWEEN 1347223552 AND 1347289087"
+        count = f"SELECT count(*) FROM pg_locks WHERE {ours}"
+        locks = stream.world.watcher.query(count, stream.publisher.pid)
     # The first needs no mark, so the second finds none.
     assert locks == 2
     assert stream.got() == [str(n) for n in range(1, 1001)]

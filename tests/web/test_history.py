@@ -29,11 +29,8 @@ def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     monkeypatch.setattr(minute_writer, "_MAX_DELAY_SECONDS", 1e9)
     settings.PSQLMESSAGES = {"NODE": "example"}
     # End commands of earlier tests, which may write.
-    database.superuser().execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks"
-        " WHERE locktype = 'advisory' AND classid = %s AND granted",
-        LOCK_IDS[:1],
-    )
+    locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND granted"
+    database.end_backends(f"pid IN ({locks})", *LOCK_IDS[:1])
     delete_all()
     yield
     delete_all()

@@ -86,12 +86,9 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World, site: 
     heard(bob, "joined")
     alice.evaluate("node.notify('ROOM')")
     for sent, arrived in (
-        ("'text'", "text"),
-        ("{ a: [1, null, '<b>'] }", {"a": [1, None, "<b>"]}),
-        ("7", 7),
-        ("null", None),
-        ("'ü'.repeat(20000)", "ü" * 20_000),
-    ):
+        ("'text'", "text"), ("{ a: [1, null, '<b>'] }", {"a": [1, None, "<b>"]}), ("7", 7),
+        ("null", None), ("'ü'.repeat(20000)", "ü" * 20_000),
+    ):  # fmt: skip
         alice.evaluate(f"node.send('ROOM', {sent})")
         assert heard(bob, "got") == ["web.alice", arrived]
     alice.evaluate("node.send('ROOM', new Uint8Array([0, 255, 10]))")

@@ -189,10 +189,8 @@ def test_every_operation_close_code_and_setting_is_documented():
             break
         required, _, optional = fields.partition(";")
         for name in re.findall(r"`(\w+)`", names):
-            documented[name] = {
-                **dict.fromkeys(re.findall(r"`(\w+)`", required), True),
-                **dict.fromkeys(re.findall(r"`(\w+)`", optional.split("(")[0]), False),
-            }
+            both = [re.findall(r"`(\w+)`", text) for text in (required, optional.split("(")[0])]
+            documented[name] = {**dict.fromkeys(both[0], True), **dict.fromkeys(both[1], False)}
     known = {op: {of: fields[of].is_required for of in fields} for op, fields in OPERATIONS.items()}
     assert documented == known
     codes = {int(code) for code in re.findall(r"\b(?:1|4)\d\d\d\b", section("Close codes"))}

@@ -116,10 +116,8 @@ def test_subscriptions_read_elsewhere_are_left(stream: World, writer: Node, read
         with other.connection.transaction(force_rollback=True):
             other.query("SELECT messages.subscribe('READER', 'NEWS', 60)")
             waiting = pool.submit(next, messages)
-            stream.wait_for(
-                "SELECT count(*) = 1 FROM pg_stat_activity"
-                " WHERE wait_event_type = 'Lock' AND application_name = 'psqlmessages READER'"
-            )
+            waits = "wait_event_type = 'Lock' AND application_name = 'psqlmessages READER'"
+            stream.wait_for(f"SELECT count(*) = 1 FROM pg_stat_activity WHERE {waits}")
             began = monotonic()
             assert reader.subscription("NEWS").is_recovered
             assert monotonic() - began < PROMPTLY
