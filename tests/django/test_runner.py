@@ -251,10 +251,10 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
         assert header["Body"] == '{"sold":"works"}'
         assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
         reasons = {"fails": "the handler of worker failed (ValueError)", "refuses": "group"}
-    for body, reason in {**reasons, "unsendable": "the answer could not be sent"}.items():
-        sender.ok("rpc", "worker", "ticket", body)
-        header = answer_to(sender)
-        assert (header["Err"], header["Body"]) == ("56", reason)
+        for body, reason in {**reasons, "unsendable": "the answer could not be sent"}.items():
+            sender.ok("rpc", "worker", "ticket", body)
+            header = answer_to(sender)
+            assert (header["Err"], header["Body"]) == ("56", reason)
     assert saved() == ["unsendable", "works"]
     assert runner.counters.unanswered == 1
 

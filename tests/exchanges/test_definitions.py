@@ -99,7 +99,7 @@ def test_other_documents_than_exchanges_are_refused():
         ({}, "exchanges: It is missing."),
         (
             {"exchanges": {"x": None}},
-            "x: None is not a map of consumer, src, dst, no_route, running.",
+            "exchanges.x: None is not a map of consumer, src, dst, no_route, running.",
         ),
         ({"exchanges": {7: X1}}, "exchanges: The name 7 is not text: put it in quotes."),
         ({"exchanges": {"": X1}}, "exchanges['']: It is empty."),
@@ -217,7 +217,8 @@ def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null():
 
 
 NO_YAML: list[tuple[str, str]] = [
-    ("a: &x [1]\nb: *x", "line 2, column 4: aliases (*name) are not supported: write the value"),
+    ("a: &x [1]\nb: *x",
+     "line 2, column 4: aliases (*name) are not supported: write the value out"),
     ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not supported"),
     ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' occurs twice"),
     ("? [a]\n: 1", "line 1, column 3: a key must not be a list or a map"),
@@ -226,7 +227,7 @@ NO_YAML: list[tuple[str, str]] = [
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
     ("[" * 50_000, "line 1, column 21: it is nested too deeply"),
     ("a: \ud800", "position 3: '\\ud800' is not a valid YAML character"),
-]
+]  # fmt: skip
 NO_JSON: list[tuple[bytes | str, str]] = [
     ('{"a": 1, "a": 2}', "It is not JSON: an object has the field 'a' twice."),
     (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 is not valid."),

@@ -144,7 +144,7 @@ def test_shortcuts_equal_selectors(texts: list[str], messages: list[dict[str, An
         routed = route(graphed, SelectorInput(headers=dict(headers)))
         if known is not None:
             outcome = "ok" if known else graphed.outcome_without_route
-        assert (known, routed.outcome) == (routed.deliveries, outcome)
+            assert (known, routed.outcome) == (routed.deliveries, outcome)
         cache.put(headers, routed)
 
 

@@ -120,8 +120,9 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
         f"timestamp_micros({round(latest.timestamp() * 1e6)})"
         " - make_interval(0, 0, 0, 0, 0, 0, id) AS published_at",
     )  # fmt: skip
-    ahead = "SELECT 'A' AS topic, 'S' AS sender, '' AS body, now() + INTERVAL 1 HOUR published_at"
-    found = traffic.collect_windows(traffic.group_by_window(made.unionAll(spark.sql(ahead))))
+    names = "'A' AS topic, 'S' AS sender, '' AS body, now() + INTERVAL 1 HOUR AS published_at"
+    both = made.unionAll(spark.sql(f"SELECT {names}"))
+    found = traffic.collect_windows(traffic.group_by_window(both))
     hour = next(each for each in found if each.topic == "T" and each.window_seconds == 3600)
     least = (before - latest).total_seconds() * 1000 + 50_500
     assert hour.starts_at == hour_starts

@@ -10,13 +10,6 @@ from tests.sql.conftest import Program, World, new_role, world
 
 __all__ = ["new_role", "world"]
 
-AGE = """
-    WITH scan AS (DELETE FROM messages._scan_start), elements AS (
-        UPDATE psqlmessages_element SET mature_at = mature_at - %(ago)s::interval,
-            available_at = available_at - %(ago)s::interval
-    ) UPDATE psqlmessages_elementkey SET expires_at = expires_at - %(ago)s::interval
-"""
-
 
 class Queue:
     """Queue Q, to which PUT of user1 pushes and from which GET of user2 takes; BOSS may do both."""
@@ -69,7 +62,11 @@ class Queue:
 
     def age(self, seconds: float) -> None:
         """Move the times of all elements and keys back by this time."""
-        self.world.execute(AGE, {"ago": f"{seconds} s"})
+        self.world.execute("DELETE FROM messages._scan_start")
+        ago = f"interval '{seconds} s'"
+        moved = f"mature_at = mature_at - {ago}, available_at = available_at - {ago}"
+        self.world.execute(f"UPDATE psqlmessages_element SET {moved}")
+        self.world.execute(f"UPDATE psqlmessages_elementkey SET expires_at = expires_at - {ago}")
 
     def now(self) -> datetime:
         return self.world.owner.query("SELECT clock_timestamp()")

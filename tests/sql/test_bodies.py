@@ -94,7 +94,7 @@ def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair)
 
 ALTERED = {
     "another id": lambda key: key[:-1] + ("0" if key[-1] != "0" else "1"),
-    "another slot": lambda key: re.sub(r"\.(\d+)", lambda at: f".{(int(at[1]) + 1) % 21}", key),
+    "a new slot": lambda k: re.sub(r"\.(\d+)", lambda at: f".{(int(at[1]) + 1) % 21}", k, count=1),
     "a slot that is none": lambda key: re.sub(r"\.\d+", ".21", key, count=1),
     "a slot beyond all numbers": lambda key: re.sub(r"\.\d+", "." + "9" * 20, key, count=1),
     "upper case": lambda key: key[:-32] + "A" * 32,

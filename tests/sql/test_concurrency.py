@@ -26,10 +26,8 @@ def nodes(world: World, watcher: Program) -> Pair:
 
 def channels(world: World) -> tuple[int, int]:
     """How many listeners and how many channels topic T has, as a send reads them."""
-    counts = (
-        "SELECT ARRAY[listeners, cardinality(channels)] FROM psqlmessages_topic WHERE name = 'T'"
-    )
-    return tuple(world.owner.query(counts))
+    counts = "SELECT ARRAY[listeners, cardinality(channels)] FROM psqlmessages_topic"
+    return tuple(world.owner.query(f"{counts} WHERE name = 'T'"))
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["two evaluate", "one comes back"])

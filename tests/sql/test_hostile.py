@@ -73,10 +73,8 @@ def test_no_statement_reaches_a_table_or_alters_anything(world: World, role: str
     # Anybody may insert into columns that say nothing of who it is.
     assert reached == readable | {("messages.staged", "INSERT")}
     names = "SELECT array_agg(DISTINCT proname::text) FROM pg_proc"
-    ours, may = (
-        "pronamespace = 'messages'::regnamespace",
-        "has_function_privilege(%s, oid, 'EXECUTE')",
-    )
+    ours = "pronamespace = 'messages'::regnamespace"
+    may = "has_function_privilege(%s, oid, 'EXECUTE')"
     executable = world.owner.query(f"{names} WHERE {ours} AND {may}", role)
     assert sorted(executable) == FUNCTIONS
     program = world.program(role)

@@ -170,7 +170,7 @@ def test_audience_names_the_nodes_of_this_session_that_may_hear(world: World):
     world.node("user2", "GATE_OF_ANOTHER_SESSION")
     cases = [
         ({"Evt": "topic_none_listen", "Topic": "T"}, both),
-        ({"Evt": "topic_listen", "Topic": "OTHER", "Ident": "X"}, ["DEAF"]),
+        ({"Evt": "topic_listen", "Topic": "U", "Ident": "X"}, ["DEAF"]),
         ({"Evt": "topic_listen", "Topic": "T", "Ident": "GATE01"}, ["GATE00"]),
         ({"Evt": "connect", "Ident": "SUBJECT"}, both),
         ({"Evt": "crash", "Ident": "NOBODY"}, []),

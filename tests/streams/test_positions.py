@@ -111,7 +111,7 @@ def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Str
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 @pytest.mark.parametrize(
-        "call",
+    "call",
     ["stream_horizons('SUB', '{T}')", "subscribe_from('SUB', '{T}', '{0}', 5)",
      "subscribe('SUB', 'T', 60)"],
 )  # fmt: skip
