@@ -285,7 +285,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
 def sizes_of(queue: Queue) -> ElementCounts:
     """Return the sizes of a queue that `QueueAdmin.get_queryset` has read."""
-    return ElementCounts.of(queue.sizes, MAX_IN_LIST)
+    return ElementCounts(*queue.sizes, MAX_IN_LIST)
 
 
 def _sum_counts(value: Combinable) -> Coalesce:
@@ -301,4 +301,4 @@ def _read_numbers(queue: Queue) -> tuple[ElementCounts, QueueCounters]:
     queues = Queue.objects.using(base.database()).filter(pk=queue.pk)
     numbers = queues.annotate(sizes=sizes, counters=counters)
     row = numbers.values_list("sizes", "counters").first() or ((0, 0, 0), (0,) * 7)
-    return ElementCounts.of(row[0], MAX_LISTED), QueueCounters(*row[1])
+    return ElementCounts(*row[0], MAX_LISTED), QueueCounters(*row[1])

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from psqlmessages.exchanges.conversion import shorten_error
 from psqlmessages.exchanges.cost import find_max_units
-from psqlmessages.exchanges.expression import (
-    FieldTree,
-    find_fields,
-    merge_fields,
-    parse_expression,
-)
+from psqlmessages.exchanges.expression import FieldTree, find_fields, merge_fields, parse_expression
 from psqlmessages.exchanges.model import SelectorError, SelectorsUnavailable
 
 if TYPE_CHECKING:

@@ -35,25 +35,21 @@ class CelEncoder:
         self._max_units = max_units
         self._units = 0
 
-    def convert_fields(self, value: Any, tree: Mapping[str, FieldTree]) -> Any:
+    def convert_fields(self, value: Any, tree: Mapping[str, FieldTree] | None) -> Any:
         """Convert those fields of a value that ``tree`` names; raise errors as `convert` does."""
+        if tree is None:
+            return self.convert(value)
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
             # Only a map has fields. An expression that reads a field of another value fails. Its
             # error names only the type of the value, so pass an empty value of that type.
-            for type_ in _ENCODERS:
-                if isinstance(value, type_):
-                    return self.convert(type_())
-            return self.convert(value)
-        fields = {}
-        for key, subtree in tree.items():
-            if key not in value:
-                continue
-            if subtree is None:
-                fields[key] = self.convert(value[key])
-            else:
-                fields[key] = self.convert_fields(value[key], subtree)
-        return fields
+            empty = (type_() for type_ in _ENCODERS if isinstance(value, type_))
+            return self.convert(next(empty, value))
+        return {
+            key: self.convert_fields(value[key], subtree)
+            for key, subtree in tree.items()
+            if key in value
+        }
 
     def convert(self, value: Any, level: int = 0) -> Any:
         """Convert a value; raise SelectorFailed if it is too large or CEL cannot represent it."""

@@ -108,9 +108,10 @@ MAX_UNITS: Final = 4 * 1024 * 1024
 MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000
 
-# Nanoseconds, measured on a slow core and rounded up. _CALL is per call, _COMPILE_PER_INSTRUCTION
-# per instruction of a pattern. The others are per unit of input: _SEARCH_PER_CHARACTER also per
-# character to search for, _MATCH_PER_INSTRUCTION also per instruction of the pattern.
+# Nanoseconds, measured on a slow core and rounded up. _CALL is per call, _RETURN per unit of the
+# result, _COMPILE_PER_INSTRUCTION per instruction of a pattern. The others are per unit of input:
+# _SEARCH_PER_CHARACTER also per character to search for, _MATCH_PER_INSTRUCTION also per
+# instruction of the pattern.
 _CONVERT: Final = 6.0
 _SCAN: Final = 2.0
 _READ_DURATION: Final = 12.0

@@ -82,8 +82,7 @@ def _select(data: bytes, depth: int) -> ExpressionTree:
 def _call(data: bytes, depth: int) -> ExpressionTree:
     fields = _fields(data)
     # For a method call, field 1 is the object.
-    operands = [value for number, value in fields if number == 1]
-    operands += [value for number, value in fields if number == 3]
+    operands = [value for number in (1, 3) for each, value in fields if each == number]
     parts = tuple(_expression(operand, depth) for operand in operands)
     return ExpressionTree("call", _value(fields, 2).decode(), parts)
 
@@ -111,14 +110,10 @@ def _loop(_: bytes, __: int) -> ExpressionTree:
     )
 
 
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number
-
-
 _CONSTANTS: Final[dict[int, Callable[[Any], Any]]] = {
     1: lambda _: None,
     2: bool,
-    3: _signed,
+    3: lambda number: number - (1 << 64) if number >> 63 else number,
     4: int,
     5: lambda data: struct.unpack("<d", data)[0],
     6: bytes.decode,

@@ -44,8 +44,7 @@ def route(
     message.headers = {**message.headers, HOP_HEADER: message.hops}
     activations = ActivationCache(SelectorContext(message, {}, now), exchange.shared_fields)
     traversal = _Traversal(message, activations)
-    destinations = enumerate(exchange.destinations)
-    verdicts = tuple(traversal.visit(index, destination) for index, destination in destinations)
+    verdicts = tuple(traversal.visit(*each) for each in enumerate(exchange.destinations))
     deliveries = tuple(traversal.deliveries)
     if deliveries:
         return RoutingResult("ok", deliveries, verdicts)

@@ -125,9 +125,6 @@ class ActivationCache:
         return get_environment().Activation(values)
 
 
-_FUNCTION_PREFIX: Final = "@"
-
-
 class Selector:
     """A CEL expression, or ``@`` and the name of a function that ``@selector`` registered.
 
@@ -138,8 +135,8 @@ class Selector:
     def __init__(self, text: str) -> None:
         self.text = text
         self._function: SelectorFunction | None = None
-        if text.startswith(_FUNCTION_PREFIX):
-            name = text.removeprefix(_FUNCTION_PREFIX)
+        if text.startswith("@"):
+            name = text[1:]
             if name not in _functions:
                 raise SelectorError(
                     f"no selector in code is named {name:.100}: import the module that registers it"

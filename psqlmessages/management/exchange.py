@@ -27,7 +27,7 @@ from psqlmessages.exchanges.model import SelectorInput
 from psqlmessages.exchanges.store import definitions, files, repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
 from psqlmessages.exchanges.store.permissions import find_missing_rules
-from psqlmessages.exchanges.store.route_graph import build_graph
+from psqlmessages.exchanges.store.route_graph import find_cycles
 from psqlmessages.exchanges.store.stats import (
     ELEMENT_OUTCOMES,
     count_outcomes,
@@ -118,7 +118,7 @@ def _describe_problems(
         yield f"missing rule in {rule.namespace}: {rule.statement}"
     for namespace, why in missing.errors.items():
         yield f"could not check the rules in {namespace}: {why}"
-    for cycle in build_graph(all_exchanges).cycles:
+    for cycle in find_cycles(all_exchanges):
         yield f"cycle: {', '.join(map(str, cycle))}"
 
 

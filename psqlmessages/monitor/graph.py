@@ -16,7 +16,7 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
-from psqlmessages.exchanges.store.route_graph import build_graph
+from psqlmessages.exchanges.store.route_graph import find_cycles
 from psqlmessages.exchanges.store.stats import (
     EXISTS,
     MAX_LISTED,
@@ -156,7 +156,7 @@ def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
 
 def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
     """Add ``is_in_cycle`` to each destination."""
-    graph = build_graph(
+    cycles = find_cycles(
         DefinedExchange(
             exchange["name"],
             QueueRef(*exchange["source"]),
@@ -164,10 +164,11 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
         )
         for exchange in exchanges
     )
-    in_cycle = {(e.exchange, e.destination_position) for e in graph.edges if e.is_in_cycle}
+    numbers = {queue: number for number, cycle in enumerate(cycles) for queue in cycle}
     for exchange in exchanges:
-        for position, destination in enumerate(exchange["destinations"]):
-            destination["is_in_cycle"] = (exchange["name"], position) in in_cycle
+        number = numbers.get(QueueRef(*exchange["source"]), -1)
+        for route in exchange["destinations"]:
+            route["is_in_cycle"] = numbers.get(QueueRef(*route["to"])) == number
 
 
 @require_safe

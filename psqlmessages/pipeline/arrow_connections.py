@@ -58,14 +58,11 @@ class ArrowConnections:
             return error_for(int(state[2:]), text)
         if conflict := next((each for each in CONFLICTS if each.sqlstate == state), None):
             return conflict(text)
-        if state:
-            # A connection exception, or the shutdown of the server or session.
-            is_lost = state.startswith(("08", "57P"))
-        else:
-            is_lost = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
-        if not is_lost:
-            return error
-        return ReusedConnectionLost(text) if is_reused else ConnectionLost(text)
+        # 08: a connection exception. 57P: the server or the session was shut down.
+        is_io_error = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
+        if state.startswith(("08", "57P")) or (is_io_error and not state):
+            return ReusedConnectionLost(text) if is_reused else ConnectionLost(text)
+        return error
 
     def drop(self, address: str) -> None:
         """Close this process's connection to an address, if there is one."""

@@ -59,8 +59,8 @@ def cast_batch(
 ) -> pa.RecordBatch:
     """Cast a batch to a schema, column by column; raise ColumnRefused if a cast fails.
 
-    ``constants`` has the columns that the batch lacks because all their values are equal. The other
-    columns of the schema are the first columns of the batch, in this order. The rest is dropped.
+    ``constants`` has the columns that the batch lacks because all their values are equal. The batch
+    begins with the other columns, in the order of the schema. Its further columns are dropped.
     """
     columns = []
     batch_columns = iter(batch.columns)

@@ -260,11 +260,10 @@ class Database:
         try:
             return connection.execute(sql.encode(), parameters or None).fetchall()
         except psycopg.Error as error:
-            is_lost = is_broken(connection, error)
-            if is_lost:
+            if is_lost := is_broken(connection, error):
                 self._drop()
-            if is_lost and is_reused:
-                raise ReusedConnectionLost(str(error).strip()) from None
+                if is_reused:
+                    raise ReusedConnectionLost(str(error).strip()) from None
             raise calls.translate_error(error, is_broken=is_lost) from error
 
 

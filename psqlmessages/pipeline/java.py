@@ -37,10 +37,7 @@ class JavaMissing(RuntimeError):
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set JAVA_HOME to the result of `java_home`; if that is None, unset JAVA_HOME.
-
-    Raises JavaMissing.
-    """
+    """Set JAVA_HOME to the result of `java_home`, or unset it for None; raises JavaMissing."""
     home = java_home(environment)
     if home is None:
         environment.pop("JAVA_HOME", None)

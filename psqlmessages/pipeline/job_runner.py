@@ -52,8 +52,8 @@ class JobRunner:
     """Follows a query: prints a line for each batch with rows, and records the progress.
 
     ``lag`` returns seconds (None: unknown). If ``lag`` raises ServerUnreachable, the job's state is
-    "waiting"; after other database errors the lag is unknown. ``count_rows`` gets Spark's progress
-    of a batch.
+    "waiting"; after other database errors the lag is unknown. ``count_rows`` returns the number of
+    rows in Spark's progress of a batch.
     """
 
     query: StreamingQuery
@@ -192,14 +192,12 @@ class JobRunner:
     def _wait_for_batch(self) -> None:
         """Wait until the current batch has ended; return immediately if none is running."""
         previous = self._last_reported
-        status = self.query.status
-        while status["isTriggerActive"] and status["isDataAvailable"]:
+        while (status := self.query.status)["isTriggerActive"] and status["isDataAvailable"]:
             if self.query.awaitTermination(_STOP_POLL_SECONDS):  # type: ignore[arg-type]
                 return
             self._report()
             if self._last_reported != previous:
                 return
-            status = self.query.status
 
 
 def cause_line(error: BaseException) -> str:
@@ -208,10 +206,8 @@ def cause_line(error: BaseException) -> str:
     head, traceback, tail = text.rpartition("Traceback (most recent call last):")
     if traceback:
         for line in tail.splitlines():
-            if line.startswith(" "):
-                # A line of the stack.
-                continue
-            if match := _ERROR_LINE.match(line.strip()):
+            # Skip the lines of the stack, which are indented.
+            if not line.startswith(" ") and (match := _ERROR_LINE.match(line.strip())):
                 kind, message = match["kind"], match["text"].strip()
                 is_own = kind.startswith("psqlmessages.")
                 return message if is_own else f"{kind.rpartition('.')[2]}: {message}"

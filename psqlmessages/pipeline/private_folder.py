@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -75,10 +76,8 @@ def _acquire_lock(path: Path) -> int:
 
 def _is_unlocked(folder: Path) -> bool:
     try:
-        with (folder / _LOCK_FILE).open("r+") as lock:
+        with suppress(FileNotFoundError), (folder / _LOCK_FILE).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
     except BlockingIOError:
         return False
     return True

@@ -159,8 +159,3 @@ def _read_once(
         # GeneratorExit too: if Spark stops reading early, the connection's COPY is unfinished.
         _connections.drop(address)
         raise
-
-
-def disconnect() -> None:
-    """Close the cached connections of this process; the next read reconnects."""
-    _connections.close()

@@ -49,7 +49,6 @@ class SourceOptions:
         refuse_unknown(lowered, SOURCE_OPTIONS)
         topic, queue = topic_or_queue(lowered)
         is_queue = queue is not None
-        dsn_name = DSN_OPTION.lower()
         if is_queue and "startingoffsets" in lowered:
             raise OptionRefused("startingOffsets is for topics only: a queue has no offsets")
         return cls(
@@ -63,7 +62,7 @@ class SourceOptions:
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_parse_count(lowered, "partitions", 2),
-            dsn_options={dsn_name: lowered[dsn_name]} if dsn_name in lowered else {},
+            dsn_options={n: v for n, v in lowered.items() if n == DSN_OPTION.lower()},
         )
 
 

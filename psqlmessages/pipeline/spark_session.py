@@ -173,13 +173,16 @@ def _make_settings(master: str | None) -> dict[str, Any]:
         # Connect to Java first: otherwise SparkConf() has no settings of spark-submit.
         SparkContext._ensure_initialized()
         submitted = SparkConf()
-        items = DEFAULT_SETTINGS.items()
-        defaults = {name: value for name, value in items if not submitted.contains(name)}
+        defaults = {n: v for n, v in DEFAULT_SETTINGS.items() if not submitted.contains(n)}
         return defaults | ({"spark.master": master} if master else {})
     master = master or "local[*]"
-    is_local = master.startswith("local")
     use_java()
-    _set_variables(is_local=is_local)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # The path on which the workers find this package.
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in (*paths, *site.getsitepackages(), site.getusersitepackages()):
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])
     folder = driver_folder()
     log_file = Path(__file__).with_name("log4j2.properties")
     fits_socket = len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT
@@ -190,7 +193,10 @@ def _make_settings(master: str | None) -> dict[str, Any]:
         # The temporary folder is also the default of spark.local.dir.
         JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={log_file}"',
     }
-    if is_local:
+    if master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        # No other setting limits the address on which Spark's web UI listens.
+        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
         threads = re.search(r"\[(\d+)", master)
         settings |= {
             "spark.driver.host": LOOPBACK,
@@ -200,16 +206,3 @@ def _make_settings(master: str | None) -> dict[str, Any]:
             "spark.ui.enabled": False,
         }
     return settings
-
-
-def _set_variables(*, is_local: bool) -> None:
-    """Set the Python of the workers, and the path on which they find this package."""
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if is_local:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-        # No other setting limits the address on which Spark's web UI listens.
-        os.environ["SPARK_LOCAL_IP"] = LOOPBACK
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in (*paths, *site.getsitepackages(), site.getusersitepackages()):
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])

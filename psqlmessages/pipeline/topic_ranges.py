@@ -93,8 +93,8 @@ _MAX_ROWS: Final = 2_000
 # If rows are large, the target is the number of rows that have _MAX_BYTES, but at least _MIN_ROWS.
 _MIN_ROWS: Final = 200
 _MAX_BYTES: Final = 512 * 1024
-# A call covers more ids than rows, because topics share one sequence of ids. The limit is needed
-# because all of the next ids may belong to this topic.
+# A call covers more ids than rows, because topics share one sequence of ids. Limit the ids, because
+# all of them may belong to this topic.
 _MAX_IDS: Final = 100 * _MAX_ROWS
 _CALLS_PER_STATEMENT: Final = 100
 # Limits of a statement that reads several topics.
@@ -127,9 +127,8 @@ class StreamStatements:
     def _read_group(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
         """Read each topic with one call of limited rows, and the rest of longer topics in steps."""
         max_rows = _MAX_ROWS if len(group) == 1 else _ROWS_PER_TOPIC
-        calls = [
-            range_sql(self.client, part, max_rows, with_bodies=self._has_bodies) for part in group
-        ]
+        has_bodies = "body" in self.columns
+        calls = [range_sql(self.client, part, max_rows, with_bodies=has_bodies) for part in group]
         by_topic = {part.topic: _RowStatistics() for part in group}
         if len(group) == 1:
             yield self._statement(calls, group, by_topic[group[0].topic].add_ids, ("id",))
@@ -156,7 +155,7 @@ class StreamStatements:
             calls = (
                 f"generate_series({low}::bigint, {high - 1}, {step}) AS g CROSS JOIN LATERAL"
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
-                f" with_bodies => {self._has_bodies})"
+                f" with_bodies => {'body' in self.columns})"
             )
             statistics = _RowStatistics()
             yield self._statement([calls], [part], statistics.add, ())
@@ -190,10 +189,6 @@ class StreamStatements:
         where = f" WHERE {conditions}" if conditions else ""
         selects = (f"SELECT {columns} FROM {call} AS r{where}" for call in calls)  # noqa: S608
         return ReadStatement(" UNION ALL ".join(selects), constants, on_batch)
-
-    @property
-    def _has_bodies(self) -> bool:
-        return "body" in self.columns
 
 
 def range_sql(client: str, part: IdRange, max_rows: int | None, *, with_bodies: bool) -> str:
@@ -273,6 +268,6 @@ def estimate_weights(
             rows = range_sql(client, part, None, with_bodies=False)
             counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
         (row,) = database.fetch_rows(f"SELECT {', '.join(counts)}")
-        for window, count in zip(windows, row, strict=True):
-            weighted.append(WeightedRange(window, count * _SAMPLE_DIVISOR))
+        pairs = zip(windows, row, strict=True)
+        weighted += [WeightedRange(window, count * _SAMPLE_DIVISOR) for window, count in pairs]
     return weighted

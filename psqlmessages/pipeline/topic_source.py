@@ -243,7 +243,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_start_stored and begin == self._initial:
             # Spark stores only the ends of batches. Return the start as the end of an empty batch,
             # so that Spark stores it. Otherwise, a query that is interrupted in its first batch
-            # would restart at the end of the topics, and skip the messages published meantime.
+            # would restart at the end of the topics, and skip the messages published until then.
             self._is_start_stored = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -285,7 +285,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
-        ranges: Sequence[IdRange]
         ranges, cluster = partition.value
         # If a topic was removed, its name causes an SQL error, but a pattern does not. So use the
         # name only of a topic that the option names, and a pattern for each other topic. The name
@@ -322,7 +321,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         """Raise or log an error if messages of the ranges were removed before they were read.
 
-        If ``is_resumed``, always raise: the repeated read may have skipped the wrong rows.
+        If ``is_resumed``, a removal always raises: the repeated read may have skipped wrong rows.
         """
         watermarks = Watermarks.of(answer)
         offsets.check_cluster(cluster, watermarks.cluster)

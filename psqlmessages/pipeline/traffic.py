@@ -106,15 +106,12 @@ def group_by_window(messages: DataFrame, lateness: timedelta = LATENESS) -> Data
     by_window = sized.withColumn(
         "window_seconds", sf.explode(sf.array(*map(sf.lit, WINDOW_SECONDS)))
     ).withColumn("ends_at", _window_end(lateness))
-    return (
-        by_window.groupBy("topic", "sender", "window_seconds", "ends_at")
-        .agg(
-            sf.count(sf.lit(1)).alias("count"),
-            sf.sum("size").alias("bytes"),
-            sf.percentile("size", list(PERCENTILES)).alias("sizes"),
-            sf.percentile("latency", list(PERCENTILES)).alias("latencies"),
-        )
-    )  # fmt: skip
+    return by_window.groupBy("topic", "sender", "window_seconds", "ends_at").agg(
+        sf.count(sf.lit(1)).alias("count"),
+        sf.sum("size").alias("bytes"),
+        sf.percentile("size", list(PERCENTILES)).alias("sizes"),
+        sf.percentile("latency", list(PERCENTILES)).alias("latencies"),
+    )
 
 
 def collect_windows(batch: DataFrame) -> list[TrafficWindow]:

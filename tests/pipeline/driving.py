@@ -86,7 +86,7 @@ class Query:
 
     def stop(self) -> None:
         self.reader.stop()
-        reader.disconnect()
+        reader._connections.close()
 
 
 class Source:

@@ -21,7 +21,7 @@ def look(dsn_file: str, queue: str = "Q", client: str = "READ") -> list[dict[str
     reader = source.reader(source.schema())
     batches = chain.from_iterable(map(reader.read, reader.partitions()))
     rows = [row for batch in batches for row in batch.to_pylist()]
-    reader_module.disconnect()
+    reader_module._connections.close()
     return rows
 
 

@@ -205,7 +205,7 @@ def test_gaps_are_read_once(source: Source, fill: Callable[..., int], monkeypatc
             ).fetchall()  # fmt: skip
             assert sorted(found) == sorted(stored), (names, topics)
             assert len(topics) > 1 or found == stored
-    reader_module.disconnect()
+    reader_module._connections.close()
 
 
 def test_positions_of_another_database_or_an_earlier_state_are_refused(source: Source):
@@ -317,7 +317,7 @@ def test_deadlocks_and_serialization_failures_are_retried_and_logged_as_such(sou
             rows = database.fetch_rows(sql)
     finally:
         source.owner.execute("DROP FUNCTION conflict; DROP SEQUENCE conflicts")
-        reader_module.disconnect()
+        reader_module._connections.close()
     assert (batch["id"].to_pylist(), rows) == ([3], [(6,)])
     assert "PostgreSQL rolled back a transaction, retrying: conflict" in caplog.text
     assert "the database is" not in caplog.text

@@ -104,17 +104,7 @@ class ExchangePlan:
         queues = (self.exchange.source, *(each.queue for each in self.exchange.destinations))
         return {queue.namespace for queue in queues}
 
-    def push_key(self, destination: int, element_id: int, pushed_at: int) -> str:
-        """Return the idempotency key of a copy in another database.
 
-        ``pushed_at`` (in microseconds) is part of it, because a recreated database may reuse ids.
-        """
-        # The number at the end of a mark tells destinations with the same queue apart.
-        number = self.marks[destination].rpartition("/")[2]
-        return f"{self.exchange.name}.{element_id}.{pushed_at}.{number}"
-
-
-_MICROSECOND: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -170,14 +160,6 @@ class RemoteCopy(NamedTuple):
     key: str
 
 
-@dataclass(slots=True)
-class RoutingOutcome:
-    """Outcome of `route` for one element, and the total time of the selectors."""
-
-    outcome: str
-    selector_seconds: float
-
-
 class CopyError(NamedTuple):
     """A copy that was not made: its element, its destination and the reason."""
 
@@ -190,13 +172,14 @@ class CopyError(NamedTuple):
 class RoutedBatch:
     """Elements that were taken together, identified by their refs: outcomes, copies and errors.
 
-    The keys of ``remote_copies`` are namespaces. ``failed`` elements caused a data error, or have a
-    copy that could not be made. ``lost`` elements had no lease any more when they were delivered.
+    ``outcome_of`` has the outcome of `route`, and the total time of the selectors. The keys of
+    ``remote_copies`` are namespaces. ``failed`` elements caused a data error, or have a copy that
+    could not be made. ``lost`` elements had lost their lease before they were delivered.
     ``is_retry``: an earlier delivery of this batch may have succeeded.
     """
 
     plan: ExchangePlan
-    outcome_of: dict[str, RoutingOutcome] = field(default_factory=dict)
+    outcome_of: dict[str, tuple[str, float]] = field(default_factory=dict)
     copies: list[LocalCopy] = field(default_factory=list)
     remote_copies: dict[str, list[RemoteCopy]] = field(default_factory=dict)
     copy_errors: list[CopyError] = field(default_factory=list)
@@ -225,7 +208,7 @@ class RoutedBatch:
             # deliveries alone determine the outcome.
             outcome = "ok" if deliveries else self.plan.exchange.outcome_without_route
             selector_seconds = 0.0
-        self.outcome_of[element.ref] = RoutingOutcome(outcome, selector_seconds)
+        self.outcome_of[element.ref] = (outcome, selector_seconds)
         if outcome in FALLBACK_QUEUES:
             queue = FALLBACK_QUEUES[outcome]
             mark = f"{self.plan.exchange.name}/{queue}"
@@ -255,7 +238,7 @@ class RoutedBatch:
     def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
         # This outcome has no effect: ``count_outcomes`` replaces it with "failed".
-        self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
+        self.outcome_of[element.ref] = ("ok", 0.0)
         self.failed.add(element.ref)
 
     def _add_copy(self, element: TakenElement, delivery: Delivery) -> None:
@@ -283,7 +266,10 @@ class RoutedBatch:
         if headers is None:
             headers = {**element.headers, HOP_HEADER: element.hops + 1}
         has_mature = delivery.mature is not None
-        pushed_at = (element.pushed_at - _EPOCH) // _MICROSECOND
+        # The idempotency key. It contains the time, because a recreated database may reuse ids. The
+        # number at the end of the mark tells destinations with the same queue apart.
+        microseconds = (element.pushed_at - _EPOCH) // timedelta(microseconds=1)
+        number = mark.rpartition("/")[2]
         return RemoteCopy(
             ref=element.ref,
             destination=delivery.destination,
@@ -296,7 +282,7 @@ class RoutedBatch:
             delay=None if has_mature else delivery.delay,
             mature=_mature(delivery, element.now) if has_mature else None,
             tries=delivery.tries,
-            key=self.plan.push_key(delivery.destination, element.id, pushed_at),
+            key=f"{self.plan.exchange.name}.{element.id}.{microseconds}.{number}",
         )
 
     # Results
@@ -326,11 +312,11 @@ class RoutedBatch:
     def count_outcomes(self) -> dict[str, tuple[int, float]]:
         """Return the number of elements (without lost ones) and selector seconds, by outcome."""
         counts: dict[str, tuple[int, float]] = {}
-        for ref, outcome in self.outcome_of.items():
+        for ref, (outcome, selector_seconds) in self.outcome_of.items():
             if ref not in self.lost:
-                name = "failed" if ref in self.failed else outcome.outcome
+                name = "failed" if ref in self.failed else outcome
                 number, seconds = counts.get(name, (0, 0.0))
-                counts[name] = (number + 1, seconds + outcome.selector_seconds)
+                counts[name] = (number + 1, seconds + selector_seconds)
         return counts
 
     def count_copies(self) -> Counter[int]:

@@ -19,7 +19,7 @@ from psqlmessages.retry import Backoff, error_line
 ANSWER_SECONDS: Final = 5
 _TIMEOUT: Final = f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'"
 _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.5), timedelta(seconds=15)
-# The keys are a queue and a push key, which identify a copy. None: the copy was pushed.
+# The keys are a queue and an idempotency key, which identify a copy. None: the copy was pushed.
 PushErrors = dict[tuple[str, str], str | None]
 
 # Limit for the bodies and headers of a transaction. A single copy may exceed this limit.

@@ -380,8 +380,8 @@ class ExchangeConsumer:
         """Deliver reserved elements. If the connection breaks, retry until ``deadline``.
 
         If the first attempt succeeded but its answer was lost, the retry changes nothing, because
-        the leases no longer exist: all elements are then lost for the batch. After any other error,
-        release the elements and raise the error.
+        the leases no longer exist: all elements then count as lost. After any other error, release
+        the elements and raise the error.
         """
         while True:
             try:

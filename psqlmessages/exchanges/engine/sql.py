@@ -12,12 +12,7 @@ import psycopg
 from psycopg import pq
 
 from psqlmessages.client.connection import AsyncConnection, is_broken
-from psqlmessages.exchanges.engine.batch import (
-    LocalCopy,
-    RemoteCopy,
-    RoutedBatch,
-    TakenElement,
-)
+from psqlmessages.exchanges.engine.batch import LocalCopy, RemoteCopy, RoutedBatch, TakenElement
 
 # Connections: opened when needed, and reopened after they break.
 

@@ -334,7 +334,7 @@ class _DocumentReader:
         )
 
     def _add_value_errors(self, exchange: DefinedExchange, path: Path) -> None:
-        """Add the errors of values; skip fields with an earlier error, which have defaults."""
+        """Add the errors of values; skip fields with an earlier error: they have default values."""
         known_paths = {error.path for error in self._errors}
         for error in exchange.errors():
             full_path = (*path, *error.path)

@@ -66,7 +66,7 @@ def write_yaml(document: Any) -> str:
     """Write YAML; each innermost map or list takes one line. Raise YAMLMissing."""
     if yaml is None:
         raise YAMLMissing
-    written: str = yaml.dump(
+    return yaml.dump(
         document,
         Dumper=_Dumper,
         sort_keys=False,
@@ -74,7 +74,6 @@ def write_yaml(document: Any) -> str:
         default_flow_style=None,
         width=10_000,
     )
-    return written
 
 
 class _Dumper(SafeDumper):

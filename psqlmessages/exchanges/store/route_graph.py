@@ -1,9 +1,9 @@
-"""Graph of queues, whose edges are the routes of exchanges, and its cycles. Pure."""
+"""Cycles in the graph of queues, whose edges are the routes of exchanges. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from psqlmessages.exchanges.model import QueueRef
@@ -12,59 +12,23 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.store.definitions import DefinedExchange
 
 
-@dataclass(frozen=True)
-class RouteEdge:
-    """A route of an exchange, from its source to one of its destinations."""
+def find_cycles(exchanges: Iterable[DefinedExchange]) -> list[tuple[QueueRef, ...]]:
+    """Return the queues of each cycle. A queue is in a cycle if elements can return to the queue.
 
-    exchange: str
-    destination_position: int
-    source: QueueRef
-    destination: QueueRef
-    is_in_cycle: bool
-
-
-@dataclass(frozen=True)
-class RouteGraph:
-    """Edges between queues, and the cycles. Cycles that share a queue count as one."""
-
-    edges: tuple[RouteEdge, ...]
-    cycles: tuple[tuple[QueueRef, ...], ...]
-
-
-def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
-    """Build the graph. A queue is in a cycle if elements can return to the queue.
-
-    Selectors are ignored, although they may prevent a cycle.
+    Cycles that share a queue count as one. Selectors, which may prevent a cycle, are ignored.
     """
-    exchanges = list(exchanges)
     successors: dict[QueueRef, list[QueueRef]] = {}
     for exchange in exchanges:
         queues = [destination.queue for destination in exchange.destinations]
         successors.setdefault(exchange.source, []).extend(queues)
         for queue in queues:
             successors.setdefault(queue, [])
-    cycles = [
-        cycle
+    cycles = (
+        tuple(sorted(cycle, key=astuple))
         for cycle in _strongly_connected(successors)
         if len(cycle) > 1 or cycle[0] in successors[cycle[0]]
-    ]
-    cycle_numbers = {queue: number for number, cycle in enumerate(cycles) for queue in cycle}
-    edges = tuple(
-        RouteEdge(
-            exchange.name,
-            position,
-            exchange.source,
-            destination.queue,
-            exchange.source in cycle_numbers
-            and cycle_numbers[exchange.source] == cycle_numbers.get(destination.queue),
-        )
-        for exchange in exchanges
-        for position, destination in enumerate(exchange.destinations)
     )
-    return RouteGraph(
-        edges,
-        tuple(sorted((tuple(sorted(cycle, key=astuple)) for cycle in cycles), key=str)),
-    )
+    return sorted(cycles, key=str)
 
 
 def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:

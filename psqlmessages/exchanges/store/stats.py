@@ -130,8 +130,7 @@ class CounterStore:
                 total.count += row.count
                 total.seconds += row.seconds
                 total.selector_seconds += row.selector_seconds
-                pairs = zip_longest(total.buckets, row.buckets, fillvalue=0)
-                total.buckets = [sum(pair) for pair in pairs]
+                total.buckets = list(map(sum, zip_longest(total.buckets, row.buckets, fillvalue=0)))
                 total.seen_at = max(total.seen_at, row.seen_at)
                 total.save(using=self._using)
             counts.filter(pk__in=[row.pk for row in rows]).delete()
@@ -267,17 +266,12 @@ class QueueCounters(NamedTuple):
 
 
 class ElementCounts(NamedTuple):
-    """Number of elements of a queue in each state; ``limit + 1`` means more than ``limit``."""
+    """Numbers of elements by state, from ``SIZES``; ``limit + 1`` means more than ``limit``."""
 
     available: int
     scheduled: int
     reserved: int
     limit: int
-
-    @classmethod
-    def of(cls, numbers: Sequence[int], limit: int) -> ElementCounts:
-        """Read the result of ``SIZES``, queried with ``size_limits(limit)``."""
-        return cls(*numbers, limit)
 
     def format_count(self, state: str) -> str:
         """Format the number of elements in a state; ``total`` means in all states."""

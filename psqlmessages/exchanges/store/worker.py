@@ -221,8 +221,7 @@ async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
         close_old_connections()
         return function(*arguments)
 
-    result: T = await sync_to_async(run)()
-    return result
+    return await sync_to_async(run)()
 
 
 # The command `exchange run`.

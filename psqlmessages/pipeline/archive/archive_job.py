@@ -59,10 +59,7 @@ class ArchiveJob:
         return list(self._requested_topics) or self._read_marked(self._database)
 
     def prepare(self, topics: list[str]) -> None:
-        """Mark the requested topics, and record the gaps of `_find_gaps` as skipped.
-
-        Raises MessagesGone or ArchiveError as `_find_gaps` does.
-        """
+        """Mark the requested topics, and record gaps as skipped; raises as `_find_gaps` does."""
         watermarks = offsets.read_watermarks(self._database, mark_calls.IDENT, topics)
         self._mark_requested(watermarks)
         if gaps := self._find_gaps(watermarks):
@@ -72,12 +69,11 @@ class ArchiveJob:
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
         """Start the query. If ``checkpoint`` is missing, it skips messages that are archived."""
-        options: dict[str, Any] = {"client": READER, "timeout": 10 * 60, "topic": ",".join(topics)}
-        # The archive detects missing messages itself: see _check_and_mark.
-        options |= {"maxRowsPerTrigger": 300_000, "failOnDataLoss": "false"}
         return (
             self._spark.readStream.format("psqlmessages")
-            .options(**options)
+            .options(topic=",".join(topics), client=READER, timeout=10 * 60)
+            # The archive detects missing messages itself: see _check_and_mark.
+            .options(maxRowsPerTrigger=300_000, failOnDataLoss="false")
             .load()
             .writeStream.foreachBatch(self._write)
             .option("checkpointLocation", f"{checkpoint}/{self.archive.log.identity}")

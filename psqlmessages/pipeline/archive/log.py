@@ -307,8 +307,7 @@ class ArchiveLog:
             return
         # A process completes all moves before it adds an entry, so only the last entry's moves can
         # be incomplete.
-        last = self._read_entry(self.version) if self.version >= 0 else None
-        if last is not None:
+        if self.version >= 0 and (last := self._read_entry(self.version)) is not None:
             self._move_files(last)
         self.refresh()
 

@@ -131,9 +131,8 @@ class TurnSettings:
 
 async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
     """Run exchanges in one task for ``span`` seconds or less; return their counts."""
-    aliases = sorted({alias for plan in plans for alias in plan.namespaces})
     databases = {}
-    for alias in aliases:
+    for alias in sorted({alias for plan in plans for alias in plan.namespaces}):
         address = dsn(namespace=alias)
         databases[alias] = handle = DatabaseHandle(alias, address)
         handle.circuit = _circuits.setdefault((alias, address), handle.circuit)

@@ -31,11 +31,7 @@ _TOTAL, _STEP, _TOPIC, _SENDER = 0b111, 0b011, 0b101, 0b110
 
 
 def compute_statistics(
-    spark: SparkSession,
-    period: Period,
-    *,
-    topics: str = "*",
-    archive: str | None = None,
+    spark: SparkSession, period: Period, *, topics: str = "*", archive: str | None = None
 ) -> ReportStatistics:
     """Compute the statistics of all stored messages of a period.
 

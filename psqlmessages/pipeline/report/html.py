@@ -26,6 +26,8 @@ _MODULES: Final = (
 _STYLES: Final = ("monitor/monitor", "monitor/traffic", "monitor/graph", "report/report")
 _IMPORT: Final = re.compile(r'^import (\{[^}]*\}) from "\./([\w./]+)\.js";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export (const|function|class) (\w+)", re.MULTILINE)
+# The HTML parser would act on these tags in a script.
+_TAG: Final = re.compile(r"<(?=/script|!--)", re.IGNORECASE)
 _OUTCOMES: Final = {
     "ok": "Routed",
     "no_route": "No route",
@@ -60,7 +62,7 @@ def render_page(report: Report) -> str:
         copies=_render_copies(report.flows, report.home),
         data=json.dumps(report.as_json(), ensure_ascii=False).replace("<", r"\u003c"),
         # All modules in one script: a page that is opened from disk cannot import files.
-        script=_escape_script("\n".join(map(_wrap_module, _MODULES))),
+        script=_TAG.sub(r"\\x3c", "\n".join(map(_wrap_module, _MODULES))),
     )
 
 
@@ -182,8 +184,3 @@ def _wrap_module(name: str) -> str:
     names = ", ".join(match[2] for match in _EXPORT.finditer(source))
     source = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r'const \1 = modules["\2"];', source))
     return f'modules["{name}"] = (() => {{\n{source}\nreturn {{ {names} }};\n}})();'
-
-
-def _escape_script(script: str) -> str:
-    """Escape a script so that the HTML parser does not find an end tag in it."""
-    return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
