@@ -289,9 +289,9 @@ class World:
         raise AssertionError(f"never true: {condition} {arguments}")
 
     def end_backends(self, condition: str, *arguments: Any) -> int:
-        """End the backends of which this is true in pg_stat_activity; return their number."""
-        end = "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE "
-        return self.watcher.query(end + condition, *arguments)
+        """End the backends of which this is true in pg_stat_activity; return how many ended."""
+        ended = "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, 60000))"
+        return self.watcher.query(f"{ended} FROM pg_stat_activity WHERE {condition}", *arguments)
 
     def kill(self, program: Program) -> None:
         self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)
