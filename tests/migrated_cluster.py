@@ -91,11 +91,8 @@ def create_roles(superuser: psycopg.Connection, server: Server) -> None:
         superuser.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
     for role in LOGIN_ROLES:
         password = server.home.passwords.get(role) or new_password()
-        superuser.execute(
-            sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
-                sql.Identifier(role), sql.Literal(password)
-            )
-        )
+        alter = sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}")
+        superuser.execute(alter.format(sql.Identifier(role), sql.Literal(password)))
         server.home.passwords.store(role, password)
         verb = "GRANT {} TO {}" if role in MEMBERS else "REVOKE {} FROM {}"
         superuser.execute(sql.SQL(verb).format(sql.Identifier(GROUP), sql.Identifier(role)))

@@ -57,12 +57,8 @@ def read_promises() -> list[Promise]:
 def find_errors() -> list[str]:
     """Return the errors of all lines, and the SQL errors that no test guards."""
     promises = read_promises()
-    known = {
-        int(n)
-        for n in re.findall(
-            r"^\| (\d+) \|", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE
-        )
-    }
+    page = (ROOT / "docs/reference/errors.md").read_text()
+    known = {int(number) for number in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     guarded = {int(m[1]) for each in promises if (m := ERROR.fullmatch(each.page))}
     missing = [f"error {number}: no test guards it" for number in sorted(known - guarded)]
     return [error for each in promises if (error := each.error)] + missing

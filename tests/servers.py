@@ -130,9 +130,8 @@ def exclusive_server() -> Iterator[Server]:
     binaries = binaries_under_test()
     name = f"test-{major_version(binaries)}"
     for number in count(1):
-        server = Server(
-            CLUSTERS / (name if number == 1 else f"{name}-{number}"), binaries, SETTINGS
-        )
+        folder = CLUSTERS / (name if number == 1 else f"{name}-{number}")
+        server = Server(folder, binaries, SETTINGS)
         server.home.prepare()
         with (server.home.requested_folder / "run.lock").open("w") as lock:
             try:

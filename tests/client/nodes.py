@@ -104,12 +104,8 @@ def next_event(node: Any, event: str) -> Message:
 
 def end_backend(world: World, ident: str = "NODE1") -> None:
     """End the newest backend of a node's connections, found by its name, and wait for it."""
-    ended = world.watcher.query(
-        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-        " WHERE application_name = %s ORDER BY backend_start DESC LIMIT 1",
-        f"psqlmessages {ident}",
-    )
-    assert ended is True
+    newest = "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name = %s"
+    assert world.end_backends(f"backend_start = ({newest})", f"psqlmessages {ident}") == 1
 
 
 @contextmanager

@@ -69,11 +69,9 @@ def started(*arguments: str, dsn: str) -> "closing[Program]":
     return closing(Program(list(arguments), dsn))
 
 
-def finished(
-    *arguments: str, dsn: str, typed: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def finished(*words: str, dsn: str, typed: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMAND, *arguments],
+        [sys.executable, "-W", "error", "-c", COMMAND, *words],
         env={**os.environ, "PSQLMESSAGES_DSN": dsn}, input=typed, capture_output=True, text=True,
         timeout=SECONDS, check=False,
     )  # fmt: skip

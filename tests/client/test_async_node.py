@@ -31,9 +31,8 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
         await node.topic_listen("ORDERS")
         await node.topic_notify("ORDERS")
         # The server aborts the third.
-        results = await asyncio.gather(
-            *(node._session.run(call(n)) for n in (1, 2, 0, 3)), return_exceptions=True
-        )
+        calls = (node._session.run(call(n)) for n in (1, 2, 0, 3))
+        results = await asyncio.gather(*calls, return_exceptions=True)
         aborted = [isinstance(r, psycopg.errors.DivisionByZero) for r in results]
         assert aborted == [False, False, True, False]
         messages = node.messages(timeout=timedelta(seconds=0.3))

@@ -14,7 +14,7 @@ from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, Program, started
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
-from tests.sql.conftest import World
+from tests.sql.conftest import INSERT_RULE, World
 
 BOARD = "role = 'psqlmessages_demo2' AND ident = 'DEMO.BOARD'"
 PRICES = f"{BOARD} AND dest = 'DEMO.PRICES'"
@@ -159,21 +159,15 @@ def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys)
         assert "DEMO1=> SELECT messages.init('DEMO1');\n" in said
         assert "DIFFERENT" not in said
         assert said.endswith("steps went as expected.\n")
-    owner.execute(
-        "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-        " VALUES (%s, 'DEMO1', 'Topic', 'DEMO.ORDERS', 'R', 5)",
-        (owner.info.user,),
-    )
+    owner.execute(INSERT_RULE, (owner.info.user, "DEMO1", "Topic", "DEMO.ORDERS", "R", 5))
     assert main(["--dsn", server.url(), "demo"]) == 1
     assert "DIFFERENT: expected {'Err': '0', 'Notifiers': ['DEMO1']" in capsys.readouterr().out
 
 
 def test_live_traffic_resumes_after_a_revoked_right_returns(world: World):
     def listens(topic: str) -> bool:
-        found = world.owner.query(
-            "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"
-        )
-        return topic in (found or ())
+        heard = "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"
+        return topic in (world.owner.query(heard) or ())
 
     def change(what: str, which: str) -> None:
         world.owner.connection.execute(f"UPDATE messages.auth SET {what} WHERE {which}")

@@ -12,11 +12,8 @@ from psqlmessages import exceptions
 from psqlmessages.client.calls import raise_for_error
 from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for
 
-CLASSES = {
-    name: member
-    for name, member in inspect.getmembers(exceptions, inspect.isclass)
-    if issubclass(member, MessagesError)
-}
+MEMBERS = inspect.getmembers(exceptions, inspect.isclass)
+CLASSES = {name: member for name, member in MEMBERS if issubclass(member, MessagesError)}
 IMPORTS = """
 import sys
 from importlib.metadata import version

@@ -21,10 +21,7 @@ LARGE, TOO_LARGE = "x" * 9_000, "x" * 30_000
 FUNCTIONS = ("send", "request", "publish", "push", "push with a key", "commit")
 ELEMENTS = "SELECT id, body FROM messages.list_queued(ARRAY[%s]) ORDER BY id"
 # Kills nothing if there is no connection at this moment.
-KILL = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-    WHERE application_name IN ('psqlmessages NODE1', 'psqlmessages NODE3')
-"""
+KILLED = "application_name IN ('psqlmessages NODE1', 'psqlmessages NODE3')"
 
 
 @pytest.fixture
@@ -147,7 +144,7 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed
                 group.create_task(tasks.run(task))
             for _ in range(kills):
                 await asyncio.sleep(chance.random() / 20)
-                await asyncio.to_thread(gathering.watcher.query, KILL)
+                await asyncio.to_thread(gathering.end_backends, KILLED)
         await node.topic_send("ORDERS", "last")
         received = [message async for message in until_last(listener)]
     assert tasks.outcome.wrong == []

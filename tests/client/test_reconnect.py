@@ -17,18 +17,8 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import async_session
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from tests.client import nodes
 from tests.client.conftest import NewNode
-from tests.client.nodes import (
-    NOW,
-    QUICK,
-    SOON,
-    end_backend,
-    in_a_loop,
-    next_event,
-    next_message,
-    running,
-    when,
-)  # fmt: skip
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.waiting import wait_until
@@ -36,7 +26,7 @@ from tests.sql.conftest import World
 
 # Detects a stalled network soon, but allows for pauses of a slow machine.
 WATCHFUL = replace(
-    QUICK, evaluate_interval=timedelta(hours=1), probe_interval=timedelta(milliseconds=200),
+    nodes.QUICK, evaluate_interval=timedelta(hours=1), probe_interval=timedelta(milliseconds=200),
     probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2),
 )  # fmt: skip
 WAITS = """
@@ -67,75 +57,75 @@ def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, n
     node2.topic_notify("ORDERS")
     node2.topic_listen("ORDERS.A")
     channel = node.channel
-    end_backend(conversation)
-    back = next_event(node, "reconnected")
+    nodes.end_backend(conversation)
+    back = nodes.next_event(node, "reconnected")
     assert back.type == "Sys"
-    assert timedelta(0) < back.away < SOON
+    assert timedelta(0) < back.away < nodes.SOON
     assert node.is_healthy
     assert node.channel != channel
     assert (node.counters.lost_connections, node.counters.reconnects) == (1, 1)
     node2.topic_send("ORDERS", "again")
-    assert next_message(node).body == "again"
+    assert nodes.next_message(node).body == "again"
     node.topic_send("ORDERS.A", "there")
-    assert next_message(node2).body == "there"
+    assert nodes.next_message(node2).body == "there"
     assert node2.topic_status("ORDERS").listeners == ("NODE1", "OTHER")
 
 
 def test_a_lost_call_may_have_been_done_and_later_ones_go_on(conversation: World, node: Any):
     node.topic_notify("ORDERS.A")
     with topics_locked(conversation):
-        when(lambda: conversation.wait_for(WAITS), lambda: end_backend(conversation))
+        nodes.when(lambda: conversation.wait_for(WAITS), lambda: nodes.end_backend(conversation))
         with pytest.raises(ConnectionLost):
             node.topic_listen("ORDERS")
     assert node.topic_status("ORDERS") == ((), ())
     assert node.topic_status("ORDERS.A").notifiers == ("NODE1",)
 
 
-@in_a_loop
+@nodes.in_a_loop
 async def test_running_calls_fail_and_queued_ones_go_on(
     conversation: World, new_async_node: Callable[..., AsyncNode]
 ):
-    async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
+    async with new_async_node("NODE1", nodes.QUICK) as node, new_async_node("NODE2") as other:
         other.on_rpc(lambda message: "heard")
-        running = asyncio.create_task(other.run())
+        task = asyncio.create_task(other.run())
         with topics_locked(conversation):
             under_way = asyncio.create_task(node.topic_listen("ORDERS"))
             await asyncio.to_thread(conversation.wait_for, WAITS)
             queued = asyncio.create_task(node.topic_status("ORDERS"))
-            calling = asyncio.create_task(node.call("NODE2", "x", timeout=SOON))
+            calling = asyncio.create_task(node.call("NODE2", "x", timeout=nodes.SOON))
             await asyncio.sleep(0)
-            await asyncio.to_thread(end_backend, conversation)
+            await asyncio.to_thread(nodes.end_backend, conversation)
             with pytest.raises(ConnectionLost):
                 await under_way
         assert await queued == ((), ())
         assert await calling == "heard"
         other.stop()
-        await running
+        await task
 
 
 def test_a_lost_connection_fails_a_question(conversation: World, node: Any, node2: Node):
-    when(lambda: next_message(node2, "Rpc"), lambda: end_backend(conversation))
+    nodes.when(lambda: nodes.next_message(node2, "Rpc"), lambda: nodes.end_backend(conversation))
     started = monotonic()
     with pytest.raises(ConnectionLost, match="lost during the call"):
-        node.call("NODE2", "x", timeout=SOON)
+        node.call("NODE2", "x", timeout=nodes.SOON)
     assert monotonic() - started < PROMPTLY
     node2.on_rpc(lambda message: "heard")
-    with running(node2):
-        next_event(node, "reconnected")
-        assert node.call("NODE2", "x", timeout=SOON) == "heard"
+    with nodes.running(node2):
+        nodes.next_event(node, "reconnected")
+        assert node.call("NODE2", "x", timeout=nodes.SOON) == "heard"
 
 
 def test_calls_after_an_idle_while_use_a_new_connection(conversation: World, node2: Node):
     node2.on_rpc(lambda message: "heard")
     url = conversation.server.url("user1")
-    with running(node2), Node("NODE1", url, options=QUICK) as node:
+    with nodes.running(node2), Node("NODE1", url, options=nodes.QUICK) as node:
         node.topic_listen("ORDERS")
         node.topic_notify("ORDERS")
-        for ask in (node.topic_send, lambda *_: node.call("NODE2", "x", timeout=SOON)):
-            end_backend(conversation)
+        for ask in (node.topic_send, lambda *_: node.call("NODE2", "x", timeout=nodes.SOON)):
+            nodes.end_backend(conversation)
             node._session._used_at -= 2
             assert ask("ORDERS", "x") in (None, "heard")
-        assert next_message(node).body == "x"
+        assert nodes.next_message(node).body == "x"
         assert node.counters.reconnects == 2
 
 
@@ -153,24 +143,20 @@ def test_revoked_topics_resume_if_joined_again(conversation: World, node: Any, n
         node.topic_listen("ORDERS")
     node.topic_listen("ORDERS.A")
     owner.execute("DELETE FROM messages.auth WHERE role = 'user1' AND dest = 'ORDERS.*'")
-    end_backend(conversation)
-    next_event(node, "reconnected")
+    nodes.end_backend(conversation)
+    nodes.next_event(node, "reconnected")
     assert node2.topic_status("ORDERS").listeners == ("NODE1",)
     assert node2.topic_status("ORDERS.A").listeners == ()
     flip_rules(owner)
     node.topic_notify("ORDERS")
-    end_backend(conversation)
-    next_event(node, "reconnected")
+    nodes.end_backend(conversation)
+    nodes.next_event(node, "reconnected")
     assert node2.topic_status("ORDERS") == (("NODE1",), ())
 
 
 @pytest.mark.usefixtures("long_closing")
 def test_calls_wait_while_the_server_is_away(new_node: NewNode, far: str, proxy: Proxy, caplog):
-    options = Options(
-        reconnect_wait=timedelta(seconds=0.3),
-        backoff_max=timedelta(seconds=0.1),
-        answer_timeout=timedelta(seconds=2),
-    )
+    options = Options(reconnect_wait=0.3, backoff_max=0.1, answer_timeout=2)
     node = new_node("NODE1", far + " connect_timeout=60", options)
     proxy.refuse()
     with pytest.raises(ConnectionLost):
@@ -179,7 +165,7 @@ def test_calls_wait_while_the_server_is_away(new_node: NewNode, far: str, proxy:
         node.topic_status("ORDERS")
     assert not node.is_healthy
     started = monotonic()
-    assert list(node.messages(timeout=NOW)) == []
+    assert list(node.messages(timeout=nodes.NOW)) == []
     Timer(0.3, node.close).start()
     assert list(node.messages()) == []
     assert monotonic() - started < PROMPTLY
@@ -190,7 +176,7 @@ def test_calls_wait_while_the_server_is_away(new_node: NewNode, far: str, proxy:
 def test_close_waits_for_no_attempt_to_connect(new_node: NewNode, far: str, proxy: Proxy):
     node = new_node("NODE1", far + " connect_timeout=60", WATCHFUL)
     proxy.stall(new=True)
-    with running(node):
+    with nodes.running(node):
         wait_until(lambda: proxy.accepted > 1)
         started = monotonic()
         node.close()
@@ -198,7 +184,7 @@ def test_close_waits_for_no_attempt_to_connect(new_node: NewNode, far: str, prox
         proxy.heal()
 
 
-@in_a_loop
+@nodes.in_a_loop
 async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch):
     monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.2)
     node = AsyncNode("NODE1", far)

@@ -103,10 +103,8 @@ def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node):
 def test_a_call_ends_when_the_node_asked_goes(conversation: World, node1: Node, end: str):
     callee = psycopg.connect(conversation.server.url("user2"), autocommit=True)
     callee.execute("SELECT messages.init('NODE2')")
-    leaving = when(
-        lambda: next(callee.notifies(timeout=60, stop_after=1)),
-        callee.close if end == "crash" else lambda: callee.execute(end),
-    )
+    leave = callee.close if end == "crash" else lambda: callee.execute(end)
+    leaving = when(lambda: next(callee.notifies(timeout=60, stop_after=1)), leave)
     with pytest.raises(CalleeGone, match="NODE2 has gone"):
         node1.call("NODE2", "x", timeout=SOON)
     # The caller may know before `deinit` has returned.

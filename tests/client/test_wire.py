@@ -67,9 +67,7 @@ def test_a_body_comes_back_as_it_was(value: object):
 def test_the_encoding_follows_the_type():
     assert EncodedBody.of("a") == EncodedBody("a", None)
     assert EncodedBody.of(b"a") == EncodedBody("YQ==", "b64")
-    assert (
-        EncodedBody.of(bytearray(b"a")) == EncodedBody.of(memoryview(b"a")) == EncodedBody.of(b"a")
-    )
+    assert len({EncodedBody.of(kind(b"a")) for kind in (bytes, bytearray, memoryview)}) == 1
     assert EncodedBody.of({"a": [1, None]}) == EncodedBody('{"a":[1,null]}', "json")
 
 

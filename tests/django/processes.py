@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,15 +26,11 @@ def environment(server: TestedServer, port: int | None = None, **given: Any) -> 
     }  # fmt: skip
 
 
-def manage(
-    server: TestedServer, *arguments: str, timeout: float = 110
-) -> subprocess.CompletedProcess[str]:
+def manage(server: TestedServer, *arguments: str, timeout: float = 110) -> CompletedProcess[str]:
     return run_python("-m", "django", *arguments, env=environment(server), timeout=timeout)
 
 
-def run_python(
-    *arguments: str, timeout: float = 110, **given: Any
-) -> subprocess.CompletedProcess[str]:
+def run_python(*arguments: str, timeout: float = 110, **given: Any) -> CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT,
         capture_output=True, text=True, timeout=timeout, check=False, **given,

@@ -77,9 +77,8 @@ WRONG = (
 
 
 def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings):
-    ids_by_setting = {
-        key: id_ for given, id_, _ in WRONG if isinstance(given, dict) for key in given
-    }
+    settings_of = ((given, id_) for given, id_, _ in WRONG if isinstance(given, dict))
+    ids_by_setting = {key: id_ for given, id_ in settings_of for key in given}
     expected = {field.name: field.metadata["check"] for field in fields(Settings)}
     assert {key: ids_by_setting.get(key) for key in expected} == expected
     assert len(set(expected.values())) == len(expected)

@@ -250,11 +250,8 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
         assert (header["Token"], header["Enc"]) == ("ticket", "json")
         assert header["Body"] == '{"sold":"works"}'
         assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
-        for body, reason in (
-            ("fails", "the handler of worker failed (ValueError)"),
-            ("refuses", "group"),
-            ("unsendable", "the answer could not be sent"),
-        ):
+        reasons = {"fails": "the handler of worker failed (ValueError)", "refuses": "group"}
+        for body, reason in {**reasons, "unsendable": "the answer could not be sent"}.items():
             sender.ok("rpc", "worker", "ticket", body)
             header = answer_to(sender)
             assert (header["Err"], header["Body"]) == ("56", reason)
@@ -302,10 +299,7 @@ def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
     with running_worker(registry, options=Options(backoff_min=away, backoff_max=away)) as runner:
         set_mode("W")
         give_back("heard")
-        shop.superuser().query(
-            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-            " WHERE application_name = 'psqlmessages worker'"
-        )
+        shop.end_backends("application_name = 'psqlmessages worker'")
         set_mode("W")
         wait_until(lambda: runner._node.counters.reconnects)
         give_back("heard again")

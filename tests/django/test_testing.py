@@ -125,10 +125,8 @@ def test_the_fixture_answers_calls_with_the_project_s_own_handlers():
 
 
 def test_the_plugin_ends_the_session_of_the_history(shop: World, monkeypatch: pytest.MonkeyPatch):
-    writers = (
-        "FROM pg_locks WHERE locktype = 'advisory' AND granted"
-        f" AND classid = {minute_writer.LOCK_IDS[0]}"
-    )
+    has_lock = f"locktype = 'advisory' AND granted AND classid = {minute_writer.LOCK_IDS[0]}"
+    writers = f"FROM pg_locks WHERE {has_lock}"
 
     from psqlmessages import pytest_plugin
 

@@ -3,37 +3,28 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from psqlmessages.exchanges import (
-    CompiledDestination,
-    CompiledExchange,
-    QueueRef,
-    RoutingResult,
-    Selector,
-    SelectorInput,
-    Verdict,
-    route,
-)
+from psqlmessages import exchanges
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 
 NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 
 
-def exchange(*selectors: str, **fields: Any) -> CompiledExchange:
+def exchange(*selectors: str, **fields: Any) -> exchanges.CompiledExchange:
     """An exchange with a destination for each selector; empty text: always."""
-    destinations = tuple(
-        CompiledDestination(QueueRef("default", f"q{number}"), Selector.of(text))
-        for number, text in enumerate(selectors)
-    )
-    return CompiledExchange("x1", QueueRef("default", "source"), destinations, **fields)
+    queues = (exchanges.QueueRef("default", f"q{number}") for number in range(len(selectors)))
+    compiled = map(exchanges.Selector.of, selectors)
+    destinations = tuple(map(exchanges.CompiledDestination, queues, compiled))
+    source = exchanges.QueueRef("default", "source")
+    return exchanges.CompiledExchange("x1", source, destinations, **fields)
 
 
-def routed(*selectors: str, body: Any = None, **headers: Any) -> RoutingResult:
+def routed(*selectors: str, body: Any = None, **headers: Any) -> exchanges.RoutingResult:
     """Route a message with these headers at NOW."""
-    message = SelectorInput(body, headers, id=7, tries=2, queue="source", ns="default")
-    return route(exchange(*selectors), message, now=NOW)
+    message = exchanges.SelectorInput(body, headers, id=7, tries=2, queue="source", ns="default")
+    return exchanges.route(exchange(*selectors), message, now=NOW)
 
 
-def asked(selector: str, body: Any = None, **headers: Any) -> Verdict:
+def asked(selector: str, body: Any = None, **headers: Any) -> exchanges.Verdict:
     (verdict,) = routed(selector, body=body, **headers).verdicts
     return verdict
 
@@ -45,9 +36,9 @@ def takes(selector: str, body: Any = None, **headers: Any) -> bool:
     return verdict.is_accepted
 
 
-def queue(name: str) -> QueueRef:
+def queue(name: str) -> exchanges.QueueRef:
     namespace, _, name = name.rpartition("/")
-    return QueueRef(namespace or "default", name)
+    return exchanges.QueueRef(namespace or "default", name)
 
 
 def defined(source: str, *destinations: str, name: str = "x", **fields: Any) -> DefinedExchange:

@@ -99,9 +99,8 @@ class Field:
         sources: dict[str, list[str]] = defaultdict(list)
         for exchange in repository.read_all():
             sources[exchange.source.namespace].append(exchange.source.name)
-        wait_until(
-            lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds
-        )
+        beds = self.beds
+        wait_until(lambda: all(beds[ns].query(IDLE, of) for ns, of in sources.items()), seconds)
 
     def run_until_idle(self, seconds: float = 90) -> None:
         with working():

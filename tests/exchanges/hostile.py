@@ -46,10 +46,8 @@ def judged(expression: str, body: str) -> dict[str, Any]:
     message = SelectorInput(value, {"name": "x", "country": "it"})
     before, started = peak(), time.process_time()
     try:
-        said |= {
-            "outcome": "answered",
-            "text": selector.evaluate(ActivationCache(SelectorContext(message))).why,
-        }
+        answer = selector.evaluate(ActivationCache(SelectorContext(message)))
+        said |= {"outcome": "answered", "text": answer.why}
     except SelectorFailed as failed:
         said |= {"outcome": "failed", "text": failed.text}
     seconds = compiled + time.process_time() - started

@@ -150,9 +150,8 @@ def test_a_dry_run_shows_unrouted_elements(type_in: TypeIn, x1: Exchange):
 
 def test_list_is_a_table_of_exchanges_with_their_counts(type_in: TypeIn, x1: Exchange):
     def count(worker: UUID, outcome: str, count: int, seen_at: object) -> None:
-        ExchangeCount(
-            exchange=x1, worker=worker, outcome=outcome, count=count, seen_at=seen_at
-        ).save()
+        given = {"worker": worker, "outcome": outcome, "count": count, "seen_at": seen_at}
+        ExchangeCount.objects.create(exchange=x1, **given)
 
     count(uuid4(), "ok", 0, "2026-01-01T00:00Z")
     assert type_in("list").stdout.splitlines()[1].split()[:3] == ["x1", "running", "0"]

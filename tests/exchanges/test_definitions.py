@@ -14,13 +14,6 @@ from pytest_django import Settings
 from psqlmessages.exchanges import SelectorsUnavailable, compiler
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store import definitions, files
-from psqlmessages.exchanges.store.definitions import (
-    MAX_DESTINATIONS,
-    DefinedDestination,
-    DefinedExchange,
-    MalformedExchanges,
-    namespaces,
-)
 from psqlmessages.models.exchanges import MAX_PARALLEL, MAX_WSIZE
 from psqlmessages.wire import MalformedText
 from tests.exchanges.asking import exchange, routed
@@ -36,7 +29,7 @@ X1: dict[str, Any] = {
 
 
 def faults(read: Callable[..., object], *given: Any) -> list[str]:
-    with pytest.raises(MalformedExchanges) as raised:
+    with pytest.raises(definitions.MalformedExchanges) as raised:
         read(*given)
     return [str(fault) for fault in raised.value.errors]
 
@@ -54,8 +47,9 @@ def test_an_exchange_is_read_with_its_defaults_and_written_again():
     dst = [*X1["dst"], {"queue": "b", "selector": None}]
     read = definitions.parse_document({"exchanges": {"x": {"src": {"queue": "a"}, "dst": dst}}})
     queues = (QueueRef("default", "eu"), COUNTRY), (audit,), (b,)
-    destinations = tuple(DefinedDestination(*each) for each in queues)
-    assert read == (DefinedExchange("x", a, destinations, parallel=1, wsize=100, reserve=True),)
+    destinations = tuple(definitions.DefinedDestination(*each) for each in queues)
+    usual = {"parallel": 1, "wsize": 100, "reserve": True}
+    assert read == (definitions.DefinedExchange("x", a, destinations, **usual),)
     written = {"exchanges": {"x1": {**X1, "dst": [EU, {"ns": "default", "queue": "audit"}]}}}
     assert definitions.to_document(definitions.parse_document({"exchanges": {"x1": X1}})) == written
     written["exchanges"]["x1"]["no_route"] = "discard"
@@ -69,7 +63,7 @@ def test_the_ends_of_the_bounds_are_within():
         {"consumer": {"parallel": MAX_PARALLEL, "wsize": MAX_WSIZE}},
         {"src": {"queue": "q" * 100}},
         {"src": {"queue": "a*b"}},
-        {"dst": [{"queue": "a"}] * MAX_DESTINATIONS},
+        {"dst": [{"queue": "a"}] * definitions.MAX_DESTINATIONS},
     ):
         assert definitions.parse_document({"exchanges": {"x" * 90: {**X1, **changes}}})
 
@@ -132,7 +126,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"src": {"queue": "a", "ns": None}}, f"src.ns: None {NO_TEXT}"),
     ({"src": {"queue": "a", "selector": ""}}, f"src.selector: {NO_FIELD} ns, queue."),
     ({"dst": {"queue": "a"}}, "dst: {'queue': 'a'} is not a list."),
-    ({"dst": [EU] * (MAX_DESTINATIONS + 1)},
+    ({"dst": [EU] * (definitions.MAX_DESTINATIONS + 1)},
      "dst: An exchange must have 1 to 1,000 destinations."),
     ({"dst": ["eu"]}, "dst[0]: 'eu' is not a map of ns, queue, selector."),
     ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
@@ -156,9 +150,9 @@ anything = st.recursive(
 
 @given(st.dictionaries(words, anything) | anything, st.binary(max_size=200) | st.text(max_size=200))
 def test_anything_is_read_or_refused_with_a_sentence(document: Any, text: bytes | str):
-    with contextlib.suppress(MalformedExchanges):
+    with contextlib.suppress(definitions.MalformedExchanges):
         definitions.parse_document({"exchanges": {"x": document}})
-    with contextlib.suppress(MalformedExchanges):
+    with contextlib.suppress(definitions.MalformedExchanges):
         definitions.parse_text(text)
 
 
@@ -168,13 +162,14 @@ names = st.sampled_from(["no", "true", "12", "~", "1e3", "<<", "- a", "a: b"]) |
 ).filter(lambda name: not name.endswith("*") and name != "__too_many_hops__")
 queues = st.builds(QueueRef, st.just("default"), names)
 selectors = st.sampled_from(["", "true", 'msg.body == "ü\\n"'])
-destinations = st.lists(st.builds(DefinedDestination, queues, selectors), min_size=1, max_size=3)
+destination = st.builds(definitions.DefinedDestination, queues, selectors)
+destinations = st.lists(destination, min_size=1, max_size=3)
 bounded = st.integers(1, MAX_PARALLEL), st.integers(1, MAX_WSIZE), st.booleans()
-exchanges = st.builds(DefinedExchange, names, queues, destinations.map(tuple), *bounded)
+exchanges = st.builds(definitions.DefinedExchange, names, queues, destinations.map(tuple), *bounded)
 
 
 @given(st.lists(exchanges, max_size=3, unique_by=lambda exchange: exchange.name))
-def test_written_definitions_are_read_again(some: list[DefinedExchange]):
+def test_written_definitions_are_read_again(some: list[definitions.DefinedExchange]):
     document = definitions.to_document(some)
     ordered = tuple(sorted(some, key=lambda exchange: exchange.name))
     assert definitions.parse_text(files.write_yaml(document).encode()) == ordered
@@ -191,10 +186,9 @@ def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
         assert told_of(dst=[{"queue": "eu", "ns": "lite"}]) == [
             "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
         ]
-        assert namespaces() == ["default", "away"]
-    assert definitions.parse_document(
-        {"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}}
-    )
+        assert definitions.namespaces() == ["default", "away"]
+    there = {"ns": "away", "queue": "a"}
+    assert definitions.parse_document({"exchanges": {"x": {**X1, "src": there}}})
     settings.DATABASE_ROUTERS = ["tests.exchanges.test_definitions.NoMessages"]
     assert told_of(dst=[{"queue": "eu", "ns": "away"}]) == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."
@@ -223,10 +217,8 @@ def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null():
 
 
 NO_YAML: list[tuple[str, str]] = [
-    (
-        "a: &x [1]\nb: *x",
-        "line 2, column 4: aliases (*name) are not supported: write the value out",
-    ),
+    ("a: &x [1]\nb: *x",
+     "line 2, column 4: aliases (*name) are not supported: write the value out"),
     ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not supported"),
     ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' occurs twice"),
     ("? [a]\n: 1", "line 1, column 3: a key must not be a list or a map"),
@@ -235,7 +227,7 @@ NO_YAML: list[tuple[str, str]] = [
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
     ("[" * 50_000, "line 1, column 21: it is nested too deeply"),
     ("a: \ud800", "position 3: '\\ud800' is not a valid YAML character"),
-]
+]  # fmt: skip
 NO_JSON: list[tuple[bytes | str, str]] = [
     ('{"a": 1, "a": 2}', "It is not JSON: an object has the field 'a' twice."),
     (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 is not valid."),
@@ -251,7 +243,7 @@ def test_ambiguous_text_is_refused_with_its_place():
     assert len(faults(definitions.parse_text, "exchanges: [")) == 1
     x = json.dumps(X1)
     for twice in (f'{{"exchanges": {{"x": {x}, "x": {x}}}}}', f"exchanges:\n  x: {x}\n  x: {x}"):
-        with pytest.raises(MalformedExchanges, match="twice"):
+        with pytest.raises(definitions.MalformedExchanges, match="twice"):
             definitions.parse_text(twice)
 
 

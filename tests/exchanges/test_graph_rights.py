@@ -54,15 +54,12 @@ def test_the_statements_add_only_missing_rules():
 
 
 def test_rules_count_as_sql_counts_them():
-    for (dest, mode, ident), count in {
-        ("a", "R", "exchange.x"): 1,
-        ("*", "RW", "exchange.*"): 0,
-        ("a", "W", "exchange.x"): 2,
-        ("b*", "RW", "*"): 1,
-        ("a", "R", "exchange.y"): 2,
-    }.items():
-        rule(dest, mode, ident)
-        assert len(missing_rules(exchange("a", "b"))) == count, (dest, mode, ident)
+    for fields, count in (
+        ("a R exchange.x", 1), ("* RW exchange.*", 0), ("a W exchange.x", 2), ("b* RW *", 1),
+        ("a R exchange.y", 2),
+    ):  # fmt: skip
+        rule(*fields.split())
+        assert len(missing_rules(exchange("a", "b"))) == count, fields
         Auth.objects.all().delete()
     # Rules of other roles and types do not count.
     before = missing_rules(exchange("a", "b"))

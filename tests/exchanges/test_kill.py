@@ -33,10 +33,8 @@ Dies = Callable[[str, float], None]
 def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
     """Run workers in a process; each worker is killed as requested."""
     databases = {alias: dict(connections.settings[alias]) for alias in connections}
-    variables = {
-        "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
-        "SITE_SETTINGS": json.dumps({"DATABASES": databases}),
-    }
+    given = json.dumps({"DATABASES": databases})
+    variables = {"DJANGO_SETTINGS_MODULE": "tests.web.site_settings", "SITE_SETTINGS": given}
     process = talking("-m", "tests.exchanges.killed_workers", env=environment(server) | variables)
 
     def die(how: str, number: float) -> None:
@@ -49,12 +47,8 @@ def dies(wide_field: Field, server: TestedServer) -> Iterator[Dies]:
 
 
 def all_queues(field: Field) -> dict[str, list[str]]:
-    return {
-        f"{alias}/{queue}": sorted(bed.bodies(queue), key=int)
-        for alias, bed in field.beds.items()
-        for queue in "bc"
-        if bed.bodies(queue)
-    }
+    found = {f"{ns}/{queue}": bed.bodies(queue) for ns, bed in field.beds.items() for queue in "bc"}
+    return {name: sorted(bodies, key=int) for name, bodies in found.items() if bodies}
 
 
 @pytest.mark.parametrize("how", ["execute", pytest.param("asked", marks=NIGHTLY)])

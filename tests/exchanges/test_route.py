@@ -102,10 +102,8 @@ def test_state_is_merged_and_starts_empty_for_each_message():
 
 
 def test_the_time_is_given_with_a_zone_or_not_at_all():
-    assert (
-        route(exchange("now > timestamp(0)"), SelectorInput()).verdicts[0].error
-        == "now is missing: pass it to route"
-    )
+    (verdict,) = route(exchange("now > timestamp(0)"), SelectorInput()).verdicts
+    assert verdict.error == "now is missing: pass it to route"
     with pytest.raises(ValueError, match="time zone"):
         route(exchange(""), SelectorInput(), now=datetime(2026, 1, 1))  # noqa: DTZ001
 
@@ -126,10 +124,9 @@ BY_HEADERS = (
     'msg.headers["country"].matches("^(it|de)$")',
     'has(msg.headers.lane) && msg.headers.lane == "1"', 'msg.headers.country in ["it", "fr"]', "",
 )  # fmt: skip
+header_names = st.sampled_from(["country", "lane", "x-hop-count", "x"])
 header_values = st.sampled_from(["it", "de", "1", "16", "17", 1, 1.0, True, None, 17, "x" * 200])
-known_headers = st.dictionaries(
-    st.sampled_from(["country", "lane", "x-hop-count", "x"]), header_values
-)
+known_headers = st.dictionaries(header_names, header_values)
 
 
 @quiet
@@ -146,10 +143,8 @@ def test_shortcuts_equal_selectors(texts: list[str], messages: list[dict[str, An
         known = cache.get(headers)
         routed = route(graphed, SelectorInput(headers=dict(headers)))
         if known is not None:
-            assert (known, routed.outcome) == (
-                routed.deliveries,
-                "ok" if known else graphed.outcome_without_route,
-            )
+            outcome = "ok" if known else graphed.outcome_without_route
+            assert (known, routed.outcome) == (routed.deliveries, outcome)
         cache.put(headers, routed)
 
 

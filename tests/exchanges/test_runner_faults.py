@@ -125,10 +125,8 @@ def test_failing_selectors_are_logged_once(field: Field, caplog):
 def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, other: str):
     field = wide_field
     field.define(x1=flow("a", "b", other))
-    field.default.connection.execute(
-        "ALTER TABLE psqlmessages_element ADD CONSTRAINT no_hop_for_bad"
-        " CHECK (NOT headers ?& '{bad,x-hop-count}')"
-    )
+    check = "CONSTRAINT no_hop_for_bad CHECK (NOT headers ?& '{bad,x-hop-count}')"
+    field.default.connection.execute(f"ALTER TABLE psqlmessages_element ADD {check}")
     try:
         bodies = [str(number) for number in range(60)]
         field.default.push_many("a", bodies[:30])
@@ -138,6 +136,5 @@ def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, oth
         assert sorted(field.default.bodies("b"), key=int) == bodies
         assert re.fullmatch(r'[1-9]\d* {"bad": 1} bad', field.default.query(STATE, "a"))
     finally:
-        field.default.connection.execute(
-            "ALTER TABLE psqlmessages_element DROP CONSTRAINT no_hop_for_bad"
-        )
+        drop = "ALTER TABLE psqlmessages_element DROP CONSTRAINT no_hop_for_bad"
+        field.default.connection.execute(drop)

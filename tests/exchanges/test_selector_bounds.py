@@ -132,12 +132,9 @@ def test_more_than_an_expression_may_look_at_fails_soon():
 def test_objects_functions_and_loops_are_refused_as_such():
     with pytest.raises(SelectorError, match="no protobuf objects"):
         Selector("google.protobuf.Duration{seconds: 1}")
+    message, often = ExpressionTree("name", "msg"), ExpressionTree("constant", 10**9)
     with pytest.raises(SelectorError, match="the function repeat is not supported"):
-        find_max_units(
-            ExpressionTree(
-                "call", "repeat", (ExpressionTree("name", "msg"), ExpressionTree("constant", 10**9))
-            )
-        )
+        find_max_units(ExpressionTree("call", "repeat", (message, often)))
     for expression in LOOPS:
         with pytest.raises(SelectorError, match="must not loop"):
             Selector(expression)

@@ -20,10 +20,8 @@ ROW = re.compile(r"^\| `(?P<selector>.*)` \| (?P<taken>yes|no) \| (?P<says>.*) \
 PROGRAMS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 (MESSAGE,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
 (PRINTED,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-ROWS = [
-    (row["selector"].replace("\\|", "|"), row["taken"] == "yes", row["says"])
-    for row in ROW.finditer(PAGE)
-]
+FOUND = (row.groups() for row in ROW.finditer(PAGE))
+ROWS = [(text.replace("\\|", "|"), taken == "yes", says) for text, taken, says in FOUND]
 
 
 def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:

@@ -37,11 +37,7 @@ BY_HAND = (
     ("_hmac", "'hex'), 32)", "'hex'), 2) || repeat('0', 30)"),
     ("_hmac", "outer_pad || ", ""),
     ("_hmac", "inner_pad || ", ""),
-    (
-        "_make_secret",
-        "v_key bytea := sha256(",
-        "v_key bytea := sha256('x'); v_unused bytea := sha256(",
-    ),
+    ("_make_secret", "v_key bytea := sha256(", "v_key bytea := sha256('x'); v_b bytea := sha256("),
     ("_make_secret", "0 .. 31 LOOP", "0 .. 7 LOOP"),
     (
         "rpc",
@@ -81,11 +77,7 @@ class Catalogue:
         self._sources: dict[str, str] = dict(owner.execute(SOURCES).fetchall())
 
     def mutants(self, beginning: str = "") -> dict[str, Mutant]:
-        found = [
-            mutant
-            for function, source in self._sources.items()
-            for mutant in mutants(function, source)
-        ]
+        found = [mutant for each in self._sources.items() for mutant in mutants(*each)]
         for function, old, new in BY_HAND:
             source = self._sources[function]
             start = source.index(old)
@@ -99,16 +91,12 @@ class Catalogue:
         while callers:
             weights |= dict.fromkeys(callers, weight)
             weight /= 10
-            callers = {
-                name
-                for name, source in self._sources.items()
-                if any(re.search(rf"messages\.{each}\(", source) for each in callers)
-            } - set(weights)
+            called = re.compile(rf"messages\.({'|'.join(callers)})\(")
+            callers = {of for of, source in self._sources.items() if called.search(source)}
+            callers -= set(weights)
         public = {name for name in weights if not name.startswith("_")} or set(self._files_with)
         score = {
-            file: sum(
-                words[name] * weights.get(name, 1) / self._files_with[name] for name in public
-            )
+            file: sum(words[of] * weights.get(of, 1) / self._files_with[of] for of in public)
             for file, words in self._words.items()
         }
         return sorted((file for file in score if score[file]), key=lambda file: -score[file])

@@ -48,9 +48,7 @@ def mutants(function: str, source: str) -> Iterator[Mutant]:
     begin, end = source.find("$function$") + len("$function$"), source.rfind("$function$")
     if end < begin:  # a view
         begin, end = 0, len(source)
-    tokens = [
-        match for match in TOKEN.finditer(source, begin, end) if not match.group().startswith("--")
-    ]
+    tokens = [each for each in TOKEN.finditer(source, begin, end) if each.group()[:2] != "--"]
     words = [match.group().upper() for match in tokens]
     made = {
         (tokens[first].start(), tokens[last].end(), constant)
@@ -70,12 +68,7 @@ def _replacements(
         yield at, at, MODES[word]
     elif word == "PERFORM" and words[at - 1] in ("BEGIN", ";", "THEN", "ELSE", "LOOP"):
         yield at, words.index(";", at) - 1, "NULL"
-    elif (
-        word.endswith("_ERROR")
-        and word != "_ERROR"
-        and words[at - 1] == "."
-        and words[at + 1] == "("
-    ):
+    elif re.fullmatch(r"\w+_ERROR", word) and (words[at - 1], words[at + 1]) == (".", "("):
         yield at - 2, _closing(words, at + 1), "NULL"
     elif word in ("AND", "OR") and not _is_range(words, at):
         last = _operand(words, at)
@@ -131,9 +124,7 @@ def _operand(words: list[str], at: int) -> int:
 def _condition(words: list[str], at: int) -> tuple[int, int, str | None]:
     """The last token of a whole condition, that of its first operand, and what joins these."""
     first = last = _operand(words, at)
-    joined = (
-        words[first + 1] if first + 1 < len(words) and words[first + 1] in ("AND", "OR") else None
-    )
+    (joined,) = [each for each in words[first + 1 : first + 2] if each in ("AND", "OR")] or [None]
     while last + 1 < len(words) and words[last + 1] in ("AND", "OR"):
         last = _operand(words, last + 1)
     return last, first, joined

@@ -69,16 +69,11 @@ def addresses_listened_on(pids: Iterable[int]) -> set[str]:
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
     sockets = {link for pid in family for link in _open_files(pid)}
-    lines = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]
-    ]
-    return {
-        fields[1].partition(":")[0]
-        for fields in lines
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets
-    }
+    tables = (Path("/proc/self/net", table).read_text() for table in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+    listening = [fields for fields in lines if fields[3] == "0A"]
+    ours = [fields for fields in listening if f"socket:[{fields[9]}]" in sockets]
+    return {fields[1].partition(":")[0] for fields in ours}
 
 
 def _pids() -> list[int]:

@@ -214,10 +214,8 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
 ):
     field, elements = wide_field, int(os.environ.get("ELEMENTS", size(4000, 40_000)))
     consumer = {"parallel": 2, "wsize": 40}
-    field.define(
-        within={"consumer": consumer, "src": "a", "dst": ["b", "c"]},
-        between={"consumer": consumer, "src": "e", "dst": ["f", "eu/f"]},
-    )
+    within, between = {"src": "a", "dst": ["b", "c"]}, {"src": "e", "dst": ["f", "eu/f"]}
+    field.define(within=within | {"consumer": consumer}, between=between | {"consumer": consumer})
     numbers = [str(number) for number in range(elements)]
     pusher, share = Bed(server), elements // (KILLS + 1)
 
@@ -238,10 +236,8 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
     # Whoever takes over, here a local worker, goes on where the dead had come to.
     field.run_until_idle()
     field.until(lambda: not field.default.bodies("a") and not field.default.bodies("e"))
-    queues = {
-        f"{alias}/{queue}": sorted(field.beds[alias].bodies(queue), key=int)
-        for alias, queue in (("default", "b"), ("default", "c"), ("default", "f"), ("eu", "f"))
-    }
+    of = (("default", "b"), ("default", "c"), ("default", "f"), ("eu", "f"))
+    queues = {f"{ns}/{queue}": sorted(field.beds[ns].bodies(queue), key=int) for ns, queue in of}
     lost, doubled = lost_and_doubled(queues, elements)
     report(
         FAULT, "exchanges on Spark; driver and Java at the same time, under load", kills=KILLS,

@@ -15,9 +15,8 @@ RULES = ("Topic ORDERS RW", "Queue WORK W")
 
 
 def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Path):
-    world.rules(
-        *(f"{world.owner.query('SELECT session_user')} pipeline {rule} 10" for rule in RULES)
-    )
+    owner = world.owner.query("SELECT session_user")
+    world.rules(*(f"{owner} pipeline {rule} 10" for rule in RULES))
     world.execute("UPDATE psqlmessages_topic SET retention = 3600")
     archive = tmp_path / "archive/data"
     df = spark.sql("SELECT 'ORDERS' AS topic, date '2030-12-31' AS date, 'x' AS body")

@@ -43,9 +43,7 @@ def page_of(names: list[str], flows: tuple[contents.ExchangeFlow, ...] = ()) -> 
     begin, amounts = int(DAY.begin.timestamp()), {name: amount() for name in names}
     total = amount(len(names)) if names else None
     steps, points = {begin: total} if total else {}, {name: {begin: 1} for name in names[:8]}
-    figures = contents.ReportStatistics(
-        "tests", 300, total, steps, topics=amounts, senders=amounts, points=points
-    )
+    figures = contents.ReportStatistics("tests", 300, total, steps, amounts, amounts, points)
     return html.render_page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
 
 
@@ -60,9 +58,8 @@ def counts(amounts: dict[Any, contents.TrafficStatistics]) -> dict[Any, int]:
 
 def traffic(topics: str = "*", **back: int) -> contents.ReportStatistics:
     now = datetime.now(UTC)
-    return pipeline_report.read_windows(
-        contents.Period(now - timedelta(**back), now), topics, "default"
-    )
+    period = contents.Period(now - timedelta(**back), now)
+    return pipeline_report.read_windows(period, topics, "default")
 
 
 def report(*arguments: str, out: Path) -> str:

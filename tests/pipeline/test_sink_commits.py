@@ -135,11 +135,9 @@ def test_a_cut_at_the_commit_is_no_loss(sink: Sink, monkeypatch, *, is_done: boo
     assert sink.staged() == 0
 
 
-@pytest.mark.parametrize(
-    "held_bytes", [1, staging._BUFFER_BYTES], ids=["between parts", "in a copy"]
-)
-def test_a_lost_connection_loses_no_row(sink: Sink, monkeypatch, held_bytes: int):
-    monkeypatch.setattr(staging, "_BUFFER_BYTES", held_bytes)
+@pytest.mark.parametrize("limit", [1, staging._BUFFER_BYTES], ids=["between parts", "in a copy"])
+def test_a_lost_connection_loses_no_row(sink: Sink, monkeypatch, limit: int):
+    monkeypatch.setattr(staging, "_BUFFER_BYTES", limit)
     stream = writer(sink.topic)
 
     def breaking() -> Iterator[Any]:

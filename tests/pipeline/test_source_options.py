@@ -152,10 +152,7 @@ def any_filter(chance: random.Random) -> spark.Filter:
 
 def test_a_pushed_condition_equals_the_filter(world: World):
     chance, pushed = random.Random(1), 0  # noqa: S311
-    rows = [
-        {name: chance.choice(values) for name, values in VALUES.items()} | {"id": number}
-        for number in range(60)
-    ]
+    rows = [{name: chance.choice(of) for name, of in VALUES.items()} | {"id": n} for n in range(60)]
     document = json.dumps(rows, default=str)
     for _ in range(500):
         filter_ = any_filter(chance)

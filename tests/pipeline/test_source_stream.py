@@ -190,9 +190,8 @@ def test_gaps_are_read_once(source: Source, fill: Callable[..., int], monkeypatc
 
     def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
         schema = StructType([columns.TOPIC_SCHEMA[name] for name in names])
-        calls = StreamStatements(
-            "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
-        )
+        ranges = [IdRange(topic, 0, last) for topic in topics]
+        calls = StreamStatements("READ", ranges, names, conditions)
         batches = reader_module.read_batches({"dsnFile": source.dsn_file}, calls, schema)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 

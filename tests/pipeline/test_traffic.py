@@ -89,10 +89,8 @@ def test_windows_equal_those_of_sql_despite_late_and_repeated_rows(
     assert field.written() == field.expected()
     # A new job does not reduce windows of which it reads only a part.
     before = field.written()
-    field.owner.execute(
-        "DELETE FROM psqlmessages_streammessage"
-        " WHERE id IN (SELECT id FROM messages.stored ORDER BY id LIMIT 20)"
-    )
+    oldest = "SELECT id FROM messages.stored ORDER BY id LIMIT 20"
+    field.owner.execute(f"DELETE FROM psqlmessages_streammessage WHERE id IN ({oldest})")
     followed(query(table.write, **given, checkpoint=str(tmp_path / "another")))
     assert field.written() == before
 
@@ -122,10 +120,9 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
         f"timestamp_micros({round(latest.timestamp() * 1e6)})"
         " - make_interval(0, 0, 0, 0, 0, 0, id) AS published_at",
     )  # fmt: skip
-    ahead = spark.sql(
-        "SELECT 'A' AS topic, 'S' AS sender, '' AS body, now() + INTERVAL 1 HOUR AS published_at"
-    )
-    found = traffic.collect_windows(traffic.group_by_window(made.unionAll(ahead)))
+    names = "'A' AS topic, 'S' AS sender, '' AS body, now() + INTERVAL 1 HOUR AS published_at"
+    both = made.unionAll(spark.sql(f"SELECT {names}"))
+    found = traffic.collect_windows(traffic.group_by_window(both))
     hour = next(each for each in found if each.topic == "T" and each.window_seconds == 3600)
     least = (before - latest).total_seconds() * 1000 + 50_500
     assert hour.starts_at == hour_starts
@@ -172,10 +169,8 @@ def test_a_job_shows_its_lag_and_ends_by_signal(field: TrafficField, query: Quer
 
 def test_an_absent_database_is_waiting_and_no_lag_ends_a_job(field: TrafficField, query: Query):
     asked = Event()
-    errors = [
-        psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
-        ServerUnreachable("it is away"),
-    ]
+    canceled = psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+    errors = [canceled, ServerUnreachable("it is away")]
 
     def lag() -> float | None:
         if errors:

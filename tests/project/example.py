@@ -25,16 +25,14 @@ READY = "Press Ctrl-C to stop."
 class Example:
     """`make run` on a terminal of its own, killed after some minutes; `shown` is the output."""
 
-    def __init__(
-        self, folder: Path, url: str, *, seconds: float = SECONDS, **variables: str
-    ) -> None:
+    def __init__(self, folder: Path, url: str, *, seconds: float = SECONDS, **given: str) -> None:
         self.folder = folder
         self.database_url = url
         self.shown = ""
         self._screen, terminal = pty.openpty()
         self.process = subprocess.Popen(
             ["make", "run", f"BIN={Path(sys.executable).parent}", "-o", ".venv/run"],
-            cwd=folder, env={**os.environ, "DATABASE_URL": url, **variables},
+            cwd=folder, env={**os.environ, "DATABASE_URL": url, **given},
             stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
             # The terminal controls the new session.
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509

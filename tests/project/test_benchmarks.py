@@ -14,9 +14,8 @@ def test_the_pages_show_the_stored_results():
 
 
 def test_missed_goals_are_marked_and_notes_are_numbered():
-    row = Row.of(
-        "k", "send", "theirs", "ms", [2.0], [1.0], goal=1, is_lower_better=True, note="no TCP"
-    )
+    given = {"goal": 1, "is_lower_better": True, "note": "no TCP"}
+    row = Row.of("k", "send", "theirs", "ms", [2.0], [1.0], **given)
     stored = stored_results.StoredFindings("sends", Findings([row]), "now", "c", 5)
     text = tables.to_markdown("m", {}, [stored])
     assert "| send (1) | theirs | 2 ms | 1 ms | 2.00 | 2.00 to 2.00 | ≤ 1 **missed** |" in text

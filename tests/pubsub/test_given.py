@@ -138,9 +138,7 @@ def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, h
     assert heard.payload() == "amid a transaction"
 
 
-def test_other_channels_stay_outside(
-    given: Connection, heard: Receiver, raw: Any, connect: Connect
-):
+def test_other_channels_are_outside(given: Connection, heard: Receiver, raw: Any, connect: Connect):
     owners: Queue[psycopg.Notify] = Queue()
     given.add_notify_handler(owners.put)
     given.execute("LISTEN mine")

@@ -20,10 +20,8 @@ from tests.sql.conftest import Program
 
 MB = 1_000_000
 # All examples share the bus and its receiver.
-REAL = settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+ALLOWED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+REAL = settings(max_examples=25, suppress_health_check=ALLOWED)
 
 
 def test_published_bodies_arrive_unchanged(any_bus: NewBus):
@@ -86,9 +84,7 @@ def test_long_messages_of_two_writers_arrive(any_bus: NewBus, receiver: Receiver
     assert {rest for *_, rest in heard} == {"я" * 20_000}
 
 
-def test_an_unfinished_batch_waits_for_its_writer(
-    bus: PubSub, receiver: Receiver, connect: Connect
-):
+def test_an_open_batch_waits_for_its_writer(bus: PubSub, receiver: Receiver, connect: Connect):
     dropped, writer = bus.counters.unfinished, connect()
     writer.execute("NOTIFY \"A\", '#Ic'")
     checks = bus._state._keep_alive_at

@@ -62,15 +62,11 @@ class Queue:
 
     def age(self, seconds: float) -> None:
         """Move the times of all elements and keys back by this time."""
-        ago = {"ago": f"{seconds} s"}
         self.world.execute("DELETE FROM messages._scan_start")
-        self.world.execute(
-            "UPDATE psqlmessages_element SET mature_at = mature_at - %(ago)s::interval,"
-            " available_at = available_at - %(ago)s::interval", ago,
-        )  # fmt: skip
-        self.world.execute(
-            "UPDATE psqlmessages_elementkey SET expires_at = expires_at - %(ago)s::interval", ago
-        )
+        ago = f"interval '{seconds} s'"
+        moved = f"mature_at = mature_at - {ago}, available_at = available_at - {ago}"
+        self.world.execute(f"UPDATE psqlmessages_element SET {moved}")
+        self.world.execute(f"UPDATE psqlmessages_elementkey SET expires_at = expires_at - {ago}")
 
     def now(self) -> datetime:
         return self.world.owner.query("SELECT clock_timestamp()")

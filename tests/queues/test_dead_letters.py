@@ -91,11 +91,9 @@ def test_a_forged_dead_letter_is_not_put_back(queue: Queue, world: World):
     true = queue.push("true")
     queue.done("rollback", None, queue.lease())
     queue.push("x", queue="OTHER")
-    forged = [
-        queue.push("x", queue=to, headers=f'{{"x-dl-from-queue": "{name}"}}')
-        for to in "QR"
-        for name in ("OTHER", "Q", "bad*", "l" * 101, "NOWHERE")
-    ]
+    names = ("OTHER", "Q", "bad*", "l" * 101, "NOWHERE")
+    sources = [f'{{"x-dl-from-queue": "{name}"}}' for name in names]
+    forged = [queue.push("x", queue=to, headers=each) for to in "QR" for each in sources]
     assert world.owner.query(REDRIVE, forged) == 0
     assert world.owner.query(REDRIVE, [true, *forged]) == 1
     assert queue.pop(9) == ["x"] * 5 + ["true"]

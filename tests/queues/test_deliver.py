@@ -167,17 +167,14 @@ def test_after_a_refused_copy_the_others_are_made_once(exchange: Exchange):
     assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]
     assert exchange.queue.pop(5, "A") == ["x"]
     assert exchange.put_off() == [(1, True)]
-    exchange.queue.world.rules(
-        "user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1"
-    )
+    rules = ("user3 exchange.X Queue FORBIDDEN W 1", "user2 GET Queue FORBIDDEN R 1")
+    exchange.queue.world.rules(*rules)
     exchange.queue.age(2)
     with exchange.program.connection.transaction():
         (again,) = exchange.take()
         assert (again.id, again.tries, again.delivered) == (id_, 1, ["X/A"])
         assert again.headers == {"h": 1}
-        exchange.deliver(
-            [again.id], [{"of": again.id, "to": "A"}, {"of": again.id, "to": "FORBIDDEN"}]
-        )
+        exchange.deliver([id_], [{"of": id_, "to": "A"}, {"of": id_, "to": "FORBIDDEN"}])
     assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
@@ -212,12 +209,10 @@ def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(exchange: Exch
     exchange.queue.push("x", "y")
     leases = [row.lease for row in exchange.reserve()]
     copies = [{"of": lease, "to": "A"} for lease in leases]
-    owner = exchange.queue.world.owner
-    owner.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
-    with blocked(
-        exchange.queue.world, exchange.program, lambda: exchange.deliver(leases, copies)
-    ) as answer:
-        owner.execute("COMMIT")
+    world = exchange.queue.world
+    world.execute("BEGIN; SELECT id FROM psqlmessages_element LIMIT 1 FOR UPDATE")
+    with blocked(world, exchange.program, lambda: exchange.deliver(leases, copies)) as answer:
+        world.execute("COMMIT")
     assert answer.result() == {"Lost": [], "Refused": []}
     assert exchange.queue.pop(5, "A") == ["x", "y"]
 

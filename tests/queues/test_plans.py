@@ -82,10 +82,9 @@ def test_a_call_reads_few_rows(program: Program):
             program.ok(function, "W", f"Q{number}", *arguments)
 
 
-@pytest.mark.parametrize(
-    ("function", "given"), [("commit", ()), ("rollback", (None,)), ("release", ())]
-)
-def test_acknowledging_reads_few_rows(program: Program, function: str, given: tuple[object, ...]):
+@pytest.mark.parametrize("call", [("commit",), ("rollback", None), ("release",)])
+def test_acknowledging_reads_few_rows(program: Program, call: tuple[str, ...]):
+    function, *given = call
     leases = [row.lease for row in program.elements("reserve", "W", "Q50", 20)]
     # Once each, and then again and again the last one.
     for lease in leases[:9] + leases[-1:] * 9:

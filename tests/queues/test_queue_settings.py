@@ -82,9 +82,7 @@ def test_removing_a_queue_removes_its_settings_keys_and_counts(queue: Queue):
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("function", ["push", "push_many"])
 @pytest.mark.versions
-def test_a_push_beside_a_removal_is_never_lost(
-    queue: Queue, world: World, level: str, function: str
-):
+def test_a_push_beside_a_removal_is_not_lost(queue: Queue, world: World, level: str, function: str):
     queue.wait()
     other = world.program("user1")
     body = {"push": "x", "push_many": ["x"]}[function]

@@ -24,9 +24,8 @@ def test_a_rule_for_something_else_pushes_nothing(queue: Queue):
     queue.push("x")
     queue.world.rules("user1 PUT Topic KNOWN R 1")
     for rule in ("ELSE Queue Q", "PUT Queue ELSE", "PUT Topic Q", "PUT Rpc Q"):
-        queue.world.execute(
-            "DELETE FROM messages.auth WHERE ident IN ('PUT', 'ELSE') AND dest <> 'KNOWN'"
-        )
+        others = "ident IN ('PUT', 'ELSE') AND dest <> 'KNOWN'"
+        queue.world.execute(f"DELETE FROM messages.auth WHERE {others}")
         queue.world.rules(f"user1 {rule} W 1")
         for function, body in PUSHES.items():
             assert queue.pusher.error(function, "PUT", "Q", body)[0] == 2, (rule, function)

@@ -110,10 +110,8 @@ def test_counts_are_summed_and_stay_the_same(queue: Queue, world: World):
     assert queue.counts() == {"puts": 4, "gets": 1}
     # Also after their table was emptied.
     world.execute("UPDATE messages._queues SET counted_id = 1000000000000")
-    world.execute(
-        "INSERT INTO psqlmessages_queuecount (queue_id, puts)"
-        " SELECT q.id, 1 FROM psqlmessages_queue AS q, generate_series(1, 2000)"
-    )
+    counts = "SELECT q.id, 1 FROM psqlmessages_queue AS q, generate_series(1, 2000)"
+    world.execute(f"INSERT INTO psqlmessages_queuecount (queue_id, puts) {counts}")
     queue.tend()
     assert world.owner.query(rows) == 1
     assert queue.counts() == {"puts": 2004, "gets": 1}

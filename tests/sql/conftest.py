@@ -199,10 +199,8 @@ class World:
         self.close()
         self.owner = self.program()
         # A program of the test before may still end its nodes: take locks in the same order.
-        self.owner.connection.execute(
-            "LOCK TABLE messages._rules_lock, psqlmessages_session IN EXCLUSIVE MODE;"
-            + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
-        )
+        lock = "LOCK TABLE messages._rules_lock, psqlmessages_session IN EXCLUSIVE MODE;"
+        self.execute(lock + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES))
         for name in "last_removed_message", "recheck", "unfinished", "batch":
             self.execute(f"DELETE FROM messages._{name}")
         # The time since the last test is no jump of the clock. Large ids would slow down Spark,
@@ -289,6 +287,11 @@ class World:
                 return
             self.watcher.query("SELECT pg_sleep(0.01)")
         raise AssertionError(f"never true: {condition} {arguments}")
+
+    def end_backends(self, condition: str, *arguments: Any) -> int:
+        """End the backends of which this is true in pg_stat_activity; return how many ended."""
+        ended = "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, 60000))"
+        return self.watcher.query(f"{ended} FROM pg_stat_activity WHERE {condition}", *arguments)
 
     def kill(self, program: Program) -> None:
         self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)

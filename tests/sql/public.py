@@ -44,11 +44,8 @@ class Function:
 
 def public_functions(world: World) -> dict[str, Function]:
     rows = world.execute(READ, [FUNCTIONS]).fetchall()
-    return {
-        name: Function(
-            name,
-            dict(zip(names or [], types, strict=True)),
-            frozenset(re.findall(r"\d+", comment.partition("Errors: ")[2])),
-        )
-        for name, names, types, comment in rows
-    }
+    functions = {}
+    for name, names, types, comment in rows:
+        errors = frozenset(re.findall(r"\d+", comment.partition("Errors: ")[2]))
+        functions[name] = Function(name, dict(zip(names or [], types, strict=True)), errors)
+    return functions

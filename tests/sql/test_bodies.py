@@ -94,9 +94,7 @@ def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair)
 
 ALTERED = {
     "another id": lambda key: key[:-1] + ("0" if key[-1] != "0" else "1"),
-    "another slot": lambda key: re.sub(
-        r"\.(\d+)", lambda found: f".{(int(found[1]) + 1) % 21}", key, count=1
-    ),
+    "a new slot": lambda k: re.sub(r"\.(\d+)", lambda at: f".{(int(at[1]) + 1) % 21}", k, count=1),
     "a slot that is none": lambda key: re.sub(r"\.\d+", ".21", key, count=1),
     "a slot beyond all numbers": lambda key: re.sub(r"\.\d+", "." + "9" * 20, key, count=1),
     "upper case": lambda key: key[:-32] + "A" * 32,
@@ -150,9 +148,7 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
 
 
 def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payload: str):
-    world.rules(
-        "user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5", "user2 HEIR Topic OTHER R 5"
-    )
+    world.rules(*(f"{of} Topic OTHER R 5" for of in ("user3 THIRD", "user2 BESIDE", "user2 HEIR")))
     third, heir = world.node("user3", "THIRD", listen="OTHER"), world.node("user2", "HEIR")
     assert [fetched(node, payload) for node in (pair[0], third)] == [("13", False)] * 2
     assert fetched(pair[1], payload) == ("0", True)
@@ -170,9 +166,8 @@ def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payl
 
 
 def test_each_table_of_bodies_is_read_by_the_same_statement(world: World):
-    source = world.owner.query(
-        "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('messages._select_body')"
-    )
+    prosrc = "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('messages._select_body')"
+    source = world.owner.query(prosrc)
     _, *parts = re.split(r"WHEN ([0-9]+) THEN", source.partition("ELSE NULL")[0])
     statements = {
         int(slot): re.sub(rf"(_body_|b\.slot = ){slot}\b", r"\1N", statement).strip()
@@ -242,9 +237,8 @@ def clock(world: World) -> Iterator[Program]:
     for name in ("_body_slot", "_store_body"):
         source = owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")
         assert "clock_timestamp()" in source
-        owner.execute(
-            source.replace("clock_timestamp()", "current_setting('test.clock')::timestamptz")
-        )
+        test_clock = "current_setting('test.clock')::timestamptz"
+        owner.execute(source.replace("clock_timestamp()", test_clock))
     yield owner
     owner.execute("ROLLBACK")
 

@@ -1,6 +1,7 @@
 """Races: two sessions at once, many rounds each, in threads that start from the same moment."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,8 @@ def nodes(world: World, watcher: Program) -> Pair:
 
 def channels(world: World) -> tuple[int, int]:
     """How many listeners and how many channels topic T has, as a send reads them."""
-    row = world.owner.query(
-        "SELECT ARRAY[listeners, cardinality(channels)] FROM psqlmessages_topic WHERE name = 'T'"
-    )
-    return tuple(row)
+    counts = "SELECT ARRAY[listeners, cardinality(channels)] FROM psqlmessages_topic"
+    return tuple(world.owner.query(f"{counts} WHERE name = 'T'"))
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["two evaluate", "one comes back"])
@@ -109,27 +108,25 @@ def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple
             world.rules("user3 NEW Topic T R 5")
 
 
-@pytest.mark.parametrize(
-    ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "C")]
-)
-def test_changes_await_each_other(world: World, nodes: Pair, function: str, argument: str):
+@pytest.mark.parametrize("call", [("topic_listen", "T"), ("topic_notify", "T"), ("init", "C")])
+def test_changes_await_each_other(world: World, nodes: Pair, call: tuple[str, str]):
     world.rules("user1 A Topic OTHER R 5", "user1 C Topic T R 5")
     node = nodes[0]
     node.execute("BEGIN")
-    node.ok(function, argument)
+    node.ok(*call)
     with blocked(world, world.owner, lambda: world.owner.query(DELETE)):
         node.execute("COMMIT")
     assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
     assert channels(world) == (0, 0)
-    if function == "topic_listen":
+    if call[0] == "topic_listen":
         assert "topic_unlisten A T" in node.events()
     assert node.ok("init", "A")["Already"] == 1
     world.rules("user1 A Topic T RW 5", "user1 C Topic T R 5")
     world.execute("BEGIN")
     world.owner.query(DELETE)
-    with blocked(world, node, lambda: node.error(function, argument)) as refused:
+    with blocked(world, node, lambda: node.error(*call)) as refused:
         world.execute("COMMIT")
-    assert refused.result()[0] == (5 if function == "init" else 2)
+    assert refused.result()[0] == (5 if call[0] == "init" else 2)
 
 
 @pytest.fixture
@@ -140,20 +137,16 @@ def pause(world: World) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pause")
+# A short request is sent by one statement, which looks once.
 @pytest.mark.parametrize(
-    ("function", "arguments"),
-    # A short request is sent by one statement, which looks once.
-    [
-        ("topic_send_as", ("A", "T", "x")),
-        ("rpc", ("B", "token", "x" * 9000)),
-        ("publish_many", ("A", "T", ["x"])),
-    ],
-)
-def test_no_rule_no_send(world: World, nodes: Pair, function: str, arguments: tuple[object, ...]):
+    "call", [("topic_send_as", "A", "T", "x"), ("rpc", "B", "token", "x" * 9000),
+             ("publish_many", "A", "T", ["x"])],
+)  # fmt: skip
+def test_no_rule_no_send(world: World, nodes: Pair, call: tuple[Any, ...]):
     nodes[1].ok("topic_listen", "T")
     world.rules("user1 A Rpc B W 5")
     world.owner.query("SELECT pg_advisory_lock(77)::text")
-    with blocked(world, nodes[0], lambda: nodes[0].error(function, *arguments)) as refused:
+    with blocked(world, nodes[0], lambda: nodes[0].error(*call)) as refused:
         world.execute("DELETE FROM messages.auth WHERE ident = 'A'")
         world.owner.query("SELECT pg_advisory_unlock(77)")
     assert refused.result()[0] == 2

@@ -38,9 +38,7 @@ def typed(call: str) -> str:
 
 
 def test_nodes_talk_over_a_topic(world: World, server: TestedServer):
-    world.rules(
-        "user2 NODE2 Topic T RW 10", "user3 NODE3 Topic T R 10", "user2 NODE2 Rpc NODE2 W 5"
-    )
+    world.rules("user2 NODE2 Topic T RW 9", "user3 NODE3 Topic T R 9", "user2 NODE2 Rpc NODE2 W 5")
     printed = subprocess.run(
         [server.psql, *OPTIONS, server.url("user2")],
         input="".join(typed(call) for call, _ in TYPED),
@@ -58,5 +56,5 @@ def test_nodes_talk_over_a_topic(world: World, server: TestedServer):
     assert short == {
         "Type": "Topic", "Size": 26, "To": "T", "From": "NODE2", "Body": 'Two\nlines, "quoted" — ü',
     }  # fmt: skip
-    assert (large["Size"], large["Dkey"].partition(".")[0]) == (10_000, "10")
+    assert (large["Size"], large["Dkey"].partition(".")[0]) == (10_000, "9")
     assert re.fullmatch(r"[0-9a-f]{32,} 5 TOKEN", question["Token"])

@@ -238,9 +238,8 @@ def test_a_node_that_loses_its_right_gets_no_further_crash_events(world: World):
     world.owner.query("SELECT pg_advisory_lock(77)::text")
     world.kill(dead)
     with in_background(lambda: stays.ok("topic_status", "T")):
-        world.wait_for(
-            "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s", stays.pid
-        )
+        sleeps = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
+        world.wait_for(sleeps, stays.pid)
         world.execute("DELETE FROM messages.auth WHERE ident = 'LOSES' AND dest = 'T'")
         world.owner.query("SELECT pg_advisory_unlock(77)")
     gone = ["topic_unlisten D1 T", "crash D1", "topic_unlisten D2 T", "topic_none_listen T"]

@@ -34,10 +34,8 @@ def programs(server: TestedServer, request, django_db_blocker) -> Iterator[Pair]
 
 
 def allow(program: Program, *rules: tuple[str, str, str]) -> None:
-    program.connection.cursor().executemany(
-        INSERT_RULE,
-        [("psqlmessages", ident, "Topic", topic, mode, 10) for ident, topic, mode in rules],
-    )
+    rows = [("psqlmessages", ident, "Topic", topic, mode, 10) for ident, topic, mode in rules]
+    program.connection.cursor().executemany(INSERT_RULE, rows)
 
 
 def test_patterns_match_the_names_with_their_prefix_only(programs: Pair):

@@ -62,36 +62,24 @@ WITH_TOPIC: dict[str, tuple[Any, ...]] = {
     **{f"topic_{name}": ("BOTH",) for name in (
         "auth", "status", "notify", "unnotify", "listen", "unlisten", "observe", "unobserve",
     )},
-    "topic_send": ("BOTH", "body"),
-    "topic_send_many": ("BOTH", ["body"]),
-    "topic_send_as": ("ME", "BOTH", "body"),
-    "topic_status_as": ("ME", "BOTH"),
-    "publish": ("ME", "BOTH", "body"),
-    "publish_many": ("ME", "BOTH", ["body"]),
-    "subscribe": ("ME", "BOTH", 60, 10),
-    "unsubscribe": ("ME", "BOTH"),
-    "subscription": ("ME", "BOTH"),
-    "stream_horizons": ("ME", ["BOTH"]),
+    "topic_send": ("BOTH", "body"), "topic_send_many": ("BOTH", ["body"]),
+    "topic_send_as": ("ME", "BOTH", "body"), "topic_status_as": ("ME", "BOTH"),
+    "publish": ("ME", "BOTH", "body"), "publish_many": ("ME", "BOTH", ["body"]),
+    "subscribe": ("ME", "BOTH", 60, 10), "unsubscribe": ("ME", "BOTH"),
+    "subscription": ("ME", "BOTH"), "stream_horizons": ("ME", ["BOTH"]),
     "subscribe_from": ("ME", ["BOTH"], [0], 60),
     "publish_staged": ("ME", "BOTH", "query", 0, [], 0),
 }  # fmt: skip
 WITH_QUEUE: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        ("pause", "resume", "drain", "sizes", "queue_listen", "remove_queue"), ("ME", "QBOTH")
-    ),
-    "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60),
-    "push": ("ME", "QBOTH", "body"),
-    "push_many": ("ME", "QBOTH", ["body"]),
-    "pop": ("ME", "QBOTH", 1),
-    "reserve": ("ME", "QBOTH", 1, 60.0),
-    "take": ("ME", "QBOTH", 1),
-    "remove": ("ME", "QBOTH", 1),
-    "remove_elements": ("ME", "QBOTH", [1]),
-    "move_elements": ("ME", "QBOTH", "QWRITE", [1]),
-    "deliver": ("ME", "QBOTH", *[[]] * 10),
-    "renew": ("ME", "QBOTH", 5.0, LEASE),
+    **dict.fromkeys(["pause", "resume", "drain", "sizes", "queue_listen"], ("ME", "QBOTH")),
+    "remove_queue": ("ME", "QBOTH"),
+    "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60), "push": ("ME", "QBOTH", "body"),
+    "push_many": ("ME", "QBOTH", ["body"]), "pop": ("ME", "QBOTH", 1),
+    "reserve": ("ME", "QBOTH", 1, 60.0), "take": ("ME", "QBOTH", 1), "remove": ("ME", "QBOTH", 1),
+    "remove_elements": ("ME", "QBOTH", [1]), "move_elements": ("ME", "QBOTH", "QWRITE", [1]),
+    "deliver": ("ME", "QBOTH", *[[]] * 10), "renew": ("ME", "QBOTH", 5.0, LEASE),
     "push_staged": ("ME", "QBOTH", "query", 0, [], 0),
-}
+}  # fmt: skip
 OTHERS: dict[str, tuple[Any, ...]] = {
     "rpc": ("OTHER", "TOKEN", "body"), "return": ("OTHER", FORGED, "body"),
     "return_error": ("OTHER", FORGED, "body"),
@@ -112,10 +100,8 @@ NO_PATTERN = {*WITH_TOPIC} - {"topic_observe", "topic_unobserve", "stream_horizo
 # Which functions need which mode; `RW`: both.
 MODES = {
     "W": [*SENDS, *PUBLISHES, "topic_notify", "topic_unnotify", "publish_staged"],
-    "R": [
-        "topic_listen", "topic_unlisten", "subscribe", "subscription", "stream_horizons",
-        "subscribe_from",
-    ],
+    "R": ["topic_listen", "topic_unlisten", "subscribe", "subscription", "stream_horizons",
+          "subscribe_from"],
     "O": ["topic_observe", "topic_unobserve"],
 }  # fmt: skip
 QUEUE_MODES = {
@@ -201,10 +187,8 @@ CASES = [
     *wrong(16, ["rpc", *ENDS], 0, "NOBODY", "x*", ident=GIVEN),
     *wrong(17, ["rpc"], 0, "ABSENT", ident=GIVEN),
     Case(17, "topic_send_as", ("AWAY", "BOTH", "body", "TOKEN"), {"ident": "AWAY"}),
-    *wrong(
-        18, ANSWERS, 1, "junk", "0" * 32, "0" * 31 + " 5 TOKEN", "0" * 32 + " x TOKEN",
-        "0" * 32 + " 5 ", "0" * 32 + "  5 TOKEN", "G" * 32 + " 5 TOKEN",
-    ),
+    *wrong(18, ANSWERS, 1, "junk", "0" * 32, "0" * 31 + " 5 TOKEN", "0" * 32 + " x TOKEN",
+           "0" * 32 + " 5 ", "0" * 32 + "  5 TOKEN", "G" * 32 + " 5 TOKEN"),
     *wrong(19, ANSWERS, 0, "NOBODY", ident=GIVEN),
     *wrong(20, ANSWERS, 0, "OTHER", "ABSENT", ident="ME", dest=GIVEN, token=FORGED),
     *wrong(20, ANSWERS, 1, "1." + FORGED, ident="ME", dest="OTHER", token=GIVEN),
@@ -217,11 +201,9 @@ CASES = [
     *wrong(51, ["topic_send", "rpc", "topic_send_as", "publish", "push"], "body", BIG, **TOO_BIG),
     *wrong(51, ["topic_send_many", "publish_many", "push_many"], "body", ["small", BIG], **TOO_BIG),
     *wrong(51, [*SENDS, *PUBLISHES], "body", "ü" * 4097, size=8194, max=8192),
-    *wrong(
-        52, ["get_data"], 0, "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}',
-        '{"Dkey":"5.0', '{"Dkey":"\\u0000"}', '{"Dkey":"\\ud800"}', '\n{"Dkey":"junk"}',
-        "[" * 100_000,
-    ),
+    *wrong(52, ["get_data"], 0, "", None, "junk", "{}", "[]", '"text"', '{"Dkey":null}',
+           '{"Dkey":"5.0', '{"Dkey":"\\u0000"}', '{"Dkey":"\\ud800"}', '\n{"Dkey":"junk"}',
+           "[" * 100_000),
     *wrong(52, ["audience"], 0, "", None, "junk", "{}", '{"Evt":"\\u0000"}', "[" * 100_000),
     *wrong(53, ["use"], 0, "OTHER", "NOBODY", ident=GIVEN),
     *wrong(54, WITH_TOPIC, "BOTH", LONG),
@@ -253,10 +235,8 @@ CASES = [
     *wrong(62, WITH_QUEUE, "QBOTH", "Q*", "x*", queue=GIVEN),
     *wrong(62, ["sizes"], 1, "QREAD", queue=GIVEN),
     *wrong(62, ["pause", "resume", "remove_queue"], 1, "QNONE", queue=GIVEN),
-    *wrong(
-        63, [*ENDS, "renew"], LEASE, "", "junk", "5", "1.", "1.x", "-" + LEASE, LEASE[:-1] + "G",
-        "9" * 30 + LEASE[1:], LEASE + "0", argument="lease", value=GIVEN,
-    ),
+    *wrong(63, [*ENDS, "renew"], LEASE, "", "junk", "5", "1.", "1.x", "-" + LEASE, LEASE[:-1] + "G",
+           "9" * 30 + LEASE[1:], LEASE + "0", argument="lease", value=GIVEN),
     *wrong(63, ["move_elements"], 2, "QBOTH", argument="to_queue", value=SAME_QUEUE),
     *wrong(63, ["rollback"], 1, -1.0, argument="delay", value=DELAY),
     *wrong(63, PUSHES[:1], 4, "[]", argument="headers", value=HEADERS),
@@ -267,22 +247,16 @@ CASES = [
     *wrong(63, ["configure_queue"], 2, -1, argument="max_tries", value=MAX_TRIES),
     *wrong(63, PUSHES[:1], 7, None, argument="tries", value="null"),
     *wrong(63, ["deliver"], 2, "junk", argument="element", value=GIVEN),
-    *wrong(
-        63, ["stream_horizons"], 2, "[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}',
-        '{"BOTH":1.5}', argument="after", value=GIVEN,
-    ),
+    *wrong(63, ["stream_horizons"], 2, "[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}',
+           '{"BOTH":1.5}', argument="after", value=GIVEN),
     *(
         Case(63, "subscribe_from", ("ME", ["BOTH"], at, 60), {"argument": "positions", "value": s})
-        for at, s in (
-            ([], "{}"), ([1, 2], "{1,2}"), ([-1], "{-1}"), ([None], "{NULL}"), (None, "null"),
-        )
+        for at, s in [([], "{}"), ([1, 2], "{1,2}"), ([-1], "{-1}"), (None, "null"),
+                      ([None], "{NULL}")]
     ),
     *wrong(63, ["publish_staged", "push_staged"], 3, -1, argument="batch", value=GIVEN),
     *wrong(63, ["publish_staged", "push_staged"], 3, None, argument="batch", value="null"),
-    *(
-        Case(63, "unstage", (staging,), {"argument": "staging", "value": staging})
-        for staging in ("", "junk", LEASE)
-    ),
+    *(Case(63, "unstage", (s,), {"argument": "staging", "value": s}) for s in ("", "junk", LEASE)),
     *wrong(64, ["publish_staged", "push_staged"], 5, 5, n=0, m=GIVEN),
     *wrong(64, ["publish_staged", "push_staged"], 5, None, n=0, m="null"),
 ]  # fmt: skip

@@ -46,10 +46,8 @@ def caller(world: World) -> Program:
 @pytest.fixture
 def listeners(world: World) -> list[Program]:
     """A, B and C, which listen to T; what they were told is read."""
-    nodes = [
-        world.node(role, ident, listen="T")
-        for role, ident in (("user1", "A"), ("user2", "B"), ("user2", "C"))
-    ]
+    roles = {"A": "user1", "B": "user2", "C": "user2"}
+    nodes = [world.node(role, ident, listen="T") for ident, role in roles.items()]
     world.forget()
     return nodes
 
@@ -124,23 +122,19 @@ def test_a_locked_row_delays_no_other_housekeeping(world: World):
             assert world.owner.query(IS_TENDED.format(tended))
 
 
-@pytest.mark.parametrize(
-    "begin", ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN READ ONLY"]
-)
-def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(world: World, begin: str):
+@pytest.mark.parametrize("mode", ["", "ISOLATION LEVEL REPEATABLE READ", "READ ONLY"])
+def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(world: World, mode: str):
     caller(world).ok(*PUSH, None, None, None, None, 0, "key")
     world.execute("UPDATE messages._queues SET maintained_at = now() - interval '5 s'")
     holder = world.program("user2")
-    holder.execute(begin)
+    holder.execute(f"BEGIN {mode}")
     # Its snapshot.
     assert holder.query("SELECT count(*) FROM messages.list_queues()") == 1
     world.execute("UPDATE psqlmessages_elementkey SET expires_at = now()")
     holder.ok("evaluate")
-    tables = (
-        "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation"
-        " WHERE l.pid = %s AND c.relname ~ '^psqlmessages_(streammessage|body|session)'"
-    )
-    assert world.owner.query(tables, holder.pid) == 0
+    locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation"
+    tables = "c.relname ~ '^psqlmessages_(streammessage|body|session)'"
+    assert world.owner.query(f"{locks} WHERE l.pid = %s AND {tables}", holder.pid) == 0
     caller(world).ok("evaluate")
     assert world.owner.query("SELECT count(*) FROM psqlmessages_elementkey") == 0
 

@@ -59,10 +59,8 @@ def call_all(world: World, program: Program) -> dict[str, str]:
     for name in sorted(functions):
         # The last removes what the role itself has staged, for whichever node.
         if name not in ("init", "deinit", "crash", "connect_stream", "evaluate", "unstage"):
-            arguments = [
-                [] if kind == "integer[]" else ARGUMENTS[parameter]
-                for parameter, kind in functions[name].parameters.items()
-            ]
+            parameters = functions[name].parameters.items()
+            arguments = [[] if kind == "integer[]" else ARGUMENTS[of] for of, kind in parameters]
             numbers[name] = program.call(name, *arguments)["Err"]
             assert numbers[name] in functions[name].errors | {"0"}, name
     assert {numbers.pop(name) for name in LISTS} == {"0"}
@@ -150,13 +148,10 @@ def shadows(world: World) -> Iterator[str]:
         ("varchar", "varchar"), ("text", "text"), ("varchar", "text"), ("name", "text"),
         ("text", "name"), ("varchar", "name"),
     ]:  # fmt: skip
-        superuser.execute(
-            f"CREATE OPERATOR shadows.= (LEFTARG = {left}, RIGHTARG = {right},"
-            " FUNCTION = shadows.equal)"
-        )
-    superuser.execute(
-        "CREATE OPERATOR shadows.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined)"
-    )
+        of = f"LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = shadows.equal"
+        superuser.execute(f"CREATE OPERATOR shadows.= ({of})")
+    of = "LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined"
+    superuser.execute(f"CREATE OPERATOR shadows.|| ({of})")
     for domain in "json", "text", "int", "bigint":
         superuser.execute(f'CREATE DOMAIN shadows."{domain}" AS bytea')
     yield "pg_temp, shadows, pg_catalog, messages, public"
@@ -169,11 +164,8 @@ def make_shadow_tables(world: World, program: Program, role: str) -> None:
     assert len(statements) > 10
     for (statement,) in statements:
         program.execute(statement)
-    program.execute(
-        "INSERT INTO pg_temp.psqlmessages_auth (id, role, ident, type, dest, mode, timeout)"
-        " VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)",
-        [role],
-    )
+    insert = "INSERT INTO pg_temp.psqlmessages_auth (id, role, ident, type, dest, mode, timeout)"
+    program.execute(f"{insert} VALUES (1, %s, '*', 'Topic', '*', 'RW', 5)", [role])
     program.execute("CREATE TEMP TABLE pg_roles (rolname name, oid oid)")
     program.execute("CREATE TEMP TABLE pg_locks (objid oid)")
     program.execute("CREATE TEMP TABLE _rules_lock (id boolean)")

@@ -6,9 +6,8 @@ from tests.sql.conftest import World, parse
 
 
 def test_bodies_and_headers_may_be_jsonb(world: World):
-    world.rules(
-        "user1 A Topic T W 10", "user2 B Topic T R 10", "user1 A Rpc B W 10", "user2 B Rpc A W 10"
-    )
+    world.rules("user1 A Topic T W 9", "user2 B Topic T R 9")
+    world.rules("user1 A Rpc B W 9", "user2 B Rpc A W 9")
     sender, reader = world.node("user1", "A", notify="T"), world.node("user2", "B", listen="T")
     reader.payloads()
     body = {"name": "Zoë", "sizes": [1, 2.5, None]}
@@ -32,10 +31,9 @@ def test_delays_and_durations_may_be_intervals(world: World):
     worker = world.program("user1")
     seconds = "round(extract(epoch FROM available_at - pushed_at)) FROM psqlmessages_element"
     worker.ok("push", "W", "Q", Jsonb({"a": 1}), Jsonb({"country": "it"}))
-    lease = worker.query(
-        "SELECT lease FROM messages.reserve('W', 'Q', 1, interval '5 minutes')"
-        " WHERE enc = 'json' AND headers ->> 'country' = 'it'"
-    )
+    is_it = "enc = 'json' AND headers ->> 'country' = 'it'"
+    reserve = "SELECT lease FROM messages.reserve('W', 'Q', 1, interval '5 minutes')"
+    lease = worker.query(f"{reserve} WHERE {is_it}")
     assert world.owner.query(f"SELECT {seconds}") == 300
     renewed = "SELECT tries FROM messages.renew('W', 'Q', interval '1 hour', %s)"
     assert worker.query(renewed, lease) == 0

@@ -79,13 +79,10 @@ def full(server: TestedServer) -> Iterator[World]:
         holder = world.program()
         # The first evaluation after a GRANT looks at every node, which is not what is tested.
         world.execute("DELETE FROM messages._role_memberships")
-        world.wait_for(
-            "SELECT EXISTS (SELECT FROM messages._role_memberships) FROM messages.evaluate()"
-        )
-        holder.query(
-            "SELECT count(pg_advisory_lock(1886612839, s)) FROM generate_series(1, %s) AS s",
-            SESSIONS,
-        )
+        known = "SELECT EXISTS (SELECT FROM messages._role_memberships) FROM messages.evaluate()"
+        world.wait_for(known)
+        lock = "SELECT count(pg_advisory_lock(1886612839, s)) FROM generate_series(1, %s) AS s"
+        holder.query(lock, SESSIONS)
         values = {"nodes": NODES, "rules": RULES_EACH, "sessions": SESSIONS, "pid": holder.pid}
         for statement in BULK:
             world.execute(statement, values)

@@ -206,10 +206,8 @@ def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple
     world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
     sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")
     assert bad.read("BAD", "T") == []
-    bad.execute(
-        "INSERT INTO messages.staged (staging, place, bodies) VALUES (%s, 0, '{from BAD}')",
-        [UUID(int=1)],
-    )
+    stage = "INSERT INTO messages.staged (staging, place, bodies) VALUES (%s, 0, '{from BAD}')"
+    bad.execute(stage, [UUID(int=1)])
     other.execute("BEGIN")
     other.ok(*call)
     with blocked(world, bad, lambda: refused(bad, call)) as answer:

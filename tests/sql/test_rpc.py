@@ -47,11 +47,8 @@ class RpcNodes:
 
     def answers(self) -> list[tuple[str, str, str]]:
         """From, token and body of the answers that arrived at ASKER."""
-        return [
-            (header["From"], header["Token"], header["Body"])
-            for header in self.asker.headers()
-            if header["Type"] == "Return"
-        ]
+        answers = [header for header in self.asker.headers() if header["Type"] == "Return"]
+        return [(header["From"], header["Token"], header["Body"]) for header in answers]
 
 
 @pytest.fixture(params=[False, True], ids=["single", "many"])

@@ -28,11 +28,8 @@ def make_nodes(world: World) -> Nodes:
         "user1 A Topic T W 5", "user2 B Topic T R 5", "user3 O Topic T O 5",
         "user1 A Topic ELSE R 5", "user2 B Topic ELSE R 5", "user3 O Topic ELSE R 5",
     )  # fmt: skip
-    nodes = (
-        world.node("user1", "A", notify="T"),
-        world.node("user2", "B", listen="T"),
-        world.node("user3", "O", observe="T"),
-    )
+    sender, listener = world.node("user1", "A", notify="T"), world.node("user2", "B", listen="T")
+    nodes = (sender, listener, world.node("user3", "O", observe="T"))
     world.forget()
     return nodes
 
@@ -130,10 +127,9 @@ def test_a_role_that_is_granted_the_view_may_change_rules(world: World, nodes: N
     grantee = world.program("hostile")
     world.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON messages.auth TO hostile")
     try:
-        made = grantee.query(
-            "INSERT INTO messages.auth (timeout, dest, role, ident, type, mode)"
-            " VALUES (5, 'NEW', 'user1', 'A', 'Topic', 'RW') RETURNING id"
-        )
+        insert = "INSERT INTO messages.auth (timeout, dest, role, ident, type, mode)"
+        rule = "(5, 'NEW', 'user1', 'A', 'Topic', 'RW')"
+        made = grantee.query(f"{insert} VALUES {rule} RETURNING id")
         nodes[0].ok("topic_listen", "NEW")
         grantee.execute("UPDATE messages.auth SET mode = 'W' WHERE id = %s", [made])
         assert nodes[0].events() == ["topic_unlisten A NEW", "topic_none_listen NEW"]
@@ -195,8 +191,7 @@ def test_a_rule_that_breaks_a_constraint_is_refused_by_its_name(world: World):
         if found != name:
             wrong.append(f"{name}: {found}, by {fields}")
     assert not wrong
-    named = world.owner.query(
-        "SELECT array_agg(conname::text ORDER BY conname) FROM pg_constraint"
-        " WHERE conrelid = 'psqlmessages_auth'::regclass AND contype IN ('c', 'u')"
-    )
+    of_rules = "conrelid = 'psqlmessages_auth'::regclass AND contype IN ('c', 'u')"
+    names = "SELECT array_agg(conname::text ORDER BY conname) FROM pg_constraint"
+    named = world.owner.query(f"{names} WHERE {of_rules}")
     assert named == sorted(BROKEN)

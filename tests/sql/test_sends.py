@@ -164,9 +164,7 @@ def whole_length(listener: Program, payload: str) -> int:
     return len(answer.encode()) - len('"Err":"0",')
 
 
-@pytest.mark.parametrize(
-    "function", ["topic_send", "topic_send_many", "topic_send_as", "rpc", "return"]
-)
+@pytest.mark.parametrize("function", [*FUNCTIONS, "rpc", "return"])
 def test_up_to_7999_bytes_are_sent_directly_and_one_more_is_stored(pair: Pair, function: str):
     for token, enc in (None, None), (None, "json"), ("TOKEN", "b64"), (LONG_TOKEN, None):
         if token is None and not function.startswith("topic"):

@@ -14,10 +14,8 @@ __all__ = ["new_role", "world"]
 STORED = "SELECT array_agg(payload ORDER BY id) FROM psqlmessages_streammessage"
 TOPICS = "SELECT array_agg(name::text ORDER BY name) FROM psqlmessages_topic"
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
-DUE = (
-    "UPDATE messages._stream"
-    " SET maintained_at = 'epoch', garbage_removed_at = 'epoch', switched_at = 'epoch'"
-)
+NEVER = "maintained_at = 'epoch', garbage_removed_at = 'epoch', switched_at = 'epoch'"
+DUE = f"UPDATE messages._stream SET {NEVER}"
 
 
 class Stream:
@@ -70,11 +68,8 @@ class Stream:
 
     def age_messages(self, seconds: float) -> None:
         """Move the times of all messages back by this time."""
-        self.execute(
-            "UPDATE psqlmessages_streammessage"
-            " SET published_at = published_at - make_interval(secs => %s)",
-            seconds,
-        )
+        ago = "published_at - make_interval(secs => %s)"
+        self.execute(f"UPDATE psqlmessages_streammessage SET published_at = {ago}", seconds)
 
     def retain(self, seconds: int) -> None:
         self.execute("UPDATE psqlmessages_topic SET retention = %s", seconds)

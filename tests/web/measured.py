@@ -11,14 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from psqlmessages.models import Exchange, ExchangeCount, PipelineJob, Traffic
-from psqlmessages.pipeline.report import html
-from psqlmessages.pipeline.report.contents import (
-    ExchangeFlow,
-    Period,
-    Report,
-    ReportStatistics,
-    TrafficStatistics,
-)
+from psqlmessages.pipeline.report import contents, html
 
 HOSTILE = "<script>alert(1)</script><b>x</b>"
 YEAR_SECONDS = 365 * 24 * 60 * 60
@@ -67,11 +60,10 @@ def count(exchange: Exchange, *rows: tuple[str, int, int], **routed: Any) -> Non
     """
     for seen_at in ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
         given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen_at}
-        for outcome, destination, number in rows:
+        for outcome, to, number in rows:
             more = routed if outcome == ExchangeCount.Outcome.OK else {}
-            ExchangeCount.objects.create(
-                **given, outcome=outcome, destination=destination, count=number, **more
-            )
+            row = given | {"outcome": outcome, "destination": to, "count": number} | more
+            ExchangeCount.objects.create(**row)
 
 
 def forget() -> None:
@@ -81,20 +73,20 @@ def forget() -> None:
 
 def report(folder: Path, *, is_empty: bool = False) -> str:
     end = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    period = Period(end - timedelta(hours=1), end)
+    period = contents.Period(end - timedelta(hours=1), end)
     first, step = int(period.begin.timestamp()), 60
-    amount = TrafficStatistics(60, 600, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
-    total = TrafficStatistics(3600, 36000, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    amount = contents.TrafficStatistics(60, 600, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    total = contents.TrafficStatistics(3600, 36000, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
     steps = {first + step * number: amount for number in range(60)}
     points = {HOSTILE: dict.fromkeys(steps, 40), "A": dict.fromkeys(steps, 15)}
-    figures = ReportStatistics(
-        "tests", step, total, steps, {HOSTILE: total}, {HOSTILE: total}, points
-    )
+    named = {HOSTILE: total}
+    figures = contents.ReportStatistics("tests", step, total, steps, named, named, points)
     if is_empty:
-        figures = ReportStatistics("tests", step, None, {}, {}, {}, {})
+        figures = contents.ReportStatistics("tests", step, None, {}, {}, {}, {})
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 1234}
-    flow = ExchangeFlow(HOSTILE, ("default", "orders"), [destination], {"ok": 1300, "no_route": 66})
+    of = {"ok": 1300, "no_route": 66}
+    flow = contents.ExchangeFlow(HOSTILE, ("default", "orders"), [destination], of)
     flows = [] if is_empty else [flow]
     page = folder / "report.html"
-    page.write_text(html.render_page(Report("db on host", period, end, figures, flows)))
+    page.write_text(html.render_page(contents.Report("db on host", period, end, figures, flows)))
     return page.as_uri()

@@ -212,10 +212,8 @@ def database(world: World, django_db_blocker) -> Iterator[World]:
 @pytest.fixture
 def admin(settings: Settings, database: World) -> Admin:
     """The client of a superuser; `admin.world` has the nodes."""
-    settings.STORAGES = {
-        **settings.STORAGES,
-        "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
-    }
+    static = {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}
+    settings.STORAGES = {**settings.STORAGES, "staticfiles": static}
     return Admin(database)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from datetime import timedelta
 from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any
@@ -14,11 +13,7 @@ from psqlmessages.relay.hub import Hub
 from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
 
-QUICK = Options(
-    backoff_min=timedelta(milliseconds=20),
-    backoff_max=timedelta(milliseconds=200),
-    reconnect_wait=timedelta(seconds=60),
-)
+QUICK = Options(backoff_min=0.02, backoff_max=0.2, reconnect_wait=60)
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
@@ -88,9 +83,7 @@ async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
     return int(got["Err"])
 
 
-async def joined(
-    hub: Hub, ident: str, *topics: str, events: bool = True, box: Box | None = None
-) -> Any:
+async def joined(hub: Hub, ident: str, *topics: str, events: bool = True, box: Any = None) -> Any:
     """Register a receiver with a node that listens to topics, or observes them as O*."""
     box = box or Box()
     await ok(hub.init(ident, box, wants_events=events))
@@ -124,9 +117,8 @@ def refused(
 
 
 def kill(world: World, role: str = "user1") -> None:
-    (pid,) = world.watcher.query(
-        "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s", role
-    )
+    pids = "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s"
+    (pid,) = world.watcher.query(pids, role)
     assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
 
 

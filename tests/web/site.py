@@ -160,10 +160,9 @@ class Site:
         for name in groups:
             user.groups.add(Group.objects.get_or_create(name=name)[0])
         for permission in permissions:
-            app, _, codename = permission.partition(".")
-            user.user_permissions.add(
-                Permission.objects.get(content_type__app_label=app, codename=codename)
-            )
+            app, _, name = permission.partition(".")
+            found = Permission.objects.get(content_type__app_label=app, codename=name)
+            user.user_permissions.add(found)
         return user
 
     def login(self, username: str) -> str:

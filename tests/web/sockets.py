@@ -115,10 +115,10 @@ class Watcher:
     """The monitor's WebSocket, of the list or of one topic."""
 
     def __init__(
-        self, site: Site, cookie: str = "", topic: str | None = None, **options: Any
+        self, site: Site, cookie: str = "", topic: str | None = None, **given: Any
     ) -> None:
         query = f"?{urlencode({'topic': topic})}" if topic is not None else ""
-        self.visitor = Visitor(site, cookie=cookie, path=f"/ws/monitor/{query}", **options)
+        self.visitor = Visitor(site, cookie=cookie, path=f"/ws/monitor/{query}", **given)
         self.frames: list[dict[str, Any]] = []
         self.state: dict[str, Any] = {}
         self.topics: dict[str, dict[str, Any]] = {}

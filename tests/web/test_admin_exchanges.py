@@ -19,9 +19,8 @@ def new(name: str, source: str, *destinations: str, **fields: Any) -> Exchange:
     exchange = Exchange.objects.create(name=name, source_queue=source, **fields)
     for position, destination in enumerate(destinations):
         queue, _, selector = destination.partition(" ")
-        Destination.objects.create(
-            exchange=exchange, position=position, queue=queue, selector=selector
-        )
+        given = {"position": position, "queue": queue, "selector": selector}
+        Destination.objects.create(exchange=exchange, **given)
     return exchange
 
 

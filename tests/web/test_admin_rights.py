@@ -182,10 +182,9 @@ def test_long_lists_are_cheap(admin: Admin):
         " (SELECT count(*) FROM messages.subscribe('N' || n, 'T', 60))"
         " FROM generate_series(1, 100) AS n"
     )
-    admin.world.execute(
-        "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
-        " SELECT 'user1', 'M' || n, 'Topic', 'M' || n, 'R', 9 FROM generate_series(1, 11000) n"
-    )
+    insert = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
+    rules = "SELECT 'user1', 'M' || n, 'Topic', 'M' || n, 'R', 9 FROM generate_series(1, 11000) n"
+    admin.world.execute(f"{insert} {rules}")
     Queue.objects.bulk_create(Queue(name=f"q{n}", channel=f"c{n}") for n in range(40))
     for number in range(60):
         new(f"x{number}", "a", "eu", "slow")
@@ -228,10 +227,8 @@ NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1"
 
 def test_pages_are_translated_and_read_no_replica(filled: Admin, monkeypatch, settings: Settings):
     # This translation puts each text in brackets.
-    for name, chosen in (("gettext", 0), ("ngettext", 1)):
-        monkeypatch.setattr(
-            translation._trans, name, lambda *texts, chosen=chosen: f"[{texts[chosen]}]"
-        )
+    monkeypatch.setattr(translation._trans, "gettext", lambda text: f"[{text}]")
+    monkeypatch.setattr(translation._trans, "ngettext", lambda _, text, *__: f"[{text}]")
     queue, exchange = Queue.objects.get(), Exchange.objects.get()
     pages = [path for path in posts() if path.endswith(("change/", "add/", "import/"))]
     pages += [*LISTS, f"{CLIENTS}open-transactions/", page_of(Client.objects.get()),

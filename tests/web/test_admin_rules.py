@@ -49,9 +49,8 @@ def test_a_change_names_the_nodes_that_it_ended_and_affects(board: Admin):
     assert "Immediately: EYE no longer observes PRI*." in page.messages
     board.world.rules("user1 BO* Topic PRI* R 10")
     page = board.send(board.open_rule(ident="BOARD", dest="PRICES"), "Save", mode="W")
-    assert not any(text.startswith("Immediately") for text in page.messages), (
-        "another rule gives it"
-    )
+    # Another rule gives it.
+    assert not any(text.startswith("Immediately") for text in page.messages)
     Auth.objects.filter(ident="BO*").delete()
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
     page = board.edit_list(board.open(RULES), {keys["SENDER"]: {"mode": "R"}})
@@ -101,11 +100,9 @@ ODD = {
     "user1 A*B Topic T R 9": "The * in the node A*B is not at the end, so",
     "user1 A Topic *T* R 9": "The * in the destination *T* is not at the end, so",
 }
-NOT_FOR_RPC = (
-    "Mode {} is not valid for Rpc: a rule allows calling (W), and answering needs no rule."
-)
+NOT_FOR_RPC = " is not valid for Rpc: a rule allows calling (W), and answering needs no rule."
 REFUSED = {
-    "user1 A Rpc B R 9": NOT_FOR_RPC.format("R"),
+    "user1 A Rpc B R 9": "Mode R" + NOT_FOR_RPC,
     "user1 A Queue B O 9": "Mode O is for topics only: a queue cannot be observed.",
     "user1 A Topic B R 0": "The timeout must be 1 second or more.",
     "user1 A Topic B R 2147483648": "The timeout must be 2,147,483,647 seconds or less.",
@@ -135,7 +132,7 @@ def test_meaningless_options_are_refused(admin: Admin):
     assert admin.add_rule("user1 A Topic T R 9", ident="").errors == ["This field is required."]
     rpc, topic = Auth.objects.get(type="Rpc").pk, Auth.objects.get(type="Topic").pk
     page = admin.edit_list(admin.open(RULES), {rpc: {"mode": "RW"}, topic: {"timeout": "20"}})
-    assert page.errors == [NOT_FOR_RPC.format("RW")]
+    assert page.errors == ["Mode RW" + NOT_FOR_RPC]
     assert Auth.objects.get(type="Topic").timeout == 9, "all or nothing"
     assert Auth.objects.count() == 2
 

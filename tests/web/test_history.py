@@ -36,11 +36,8 @@ def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     monkeypatch.setattr(minute_writer, "_MAX_DELAY_SECONDS", 1e9)
     settings.PSQLMESSAGES = {"NODE": "example"}
     # End commands of earlier tests, which may write.
-    database.superuser().execute(
-        "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks"
-        " WHERE locktype = 'advisory' AND classid = %s AND granted",
-        LOCK_IDS[:1],
-    )
+    locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND granted"
+    database.end_backends(f"pid IN ({locks})", *LOCK_IDS[:1])
     delete_all()
     yield
     delete_all()
@@ -73,12 +70,9 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     return writer
 
 
-def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
-    database: World, now: int
-):
-    database.rules(
-        MONITOR_RULE, "user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60"
-    )
+def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World, now: int):
+    rules = ("user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60")
+    database.rules(MONITOR_RULE, *rules)
     database.node("user2", "L", listen="T")
     sender, worker = database.node("user1", "S", notify="T"), database.program("user1")
     worker.ok("push_many", "W", "jobs", ["x"] * 3)

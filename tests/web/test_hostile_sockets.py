@@ -145,9 +145,8 @@ class OtherUser:
                 return
             self.answers += 1
             self.slowest_seconds = max(self.slowest_seconds, monotonic() - began)
-            self.grown_megabytes = max(
-                self.grown_megabytes, memory_megabytes(self._site.pid) - before
-            )
+            grown = memory_megabytes(self._site.pid) - before
+            self.grown_megabytes = max(self.grown_megabytes, grown)
 
     def __enter__(self) -> "OtherUser":
         self._visitor.ok("topic_status", topic="ROOM")
@@ -293,9 +292,7 @@ def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: O
     assert taken < 50 * 2**20
 
 
-def test_a_flood_after_the_close_delays_no_other_client(
-    enter: Enter, site: Site, attack: Open, cookie: str
-):
+def test_a_flood_after_the_close_delays_nobody(enter: Enter, site: Site, attack: Open, cookie: str):
     attackers, frames = [attack(site) for _ in range(size(3, 15))], frame(Opcode.TEXT, b"{}") * 1000
     with beside(site, enter, "WebSockets that send on after they were closed") as (other, found):
         for attacker in attackers:

@@ -194,9 +194,7 @@ async def test_a_revoked_right_is_reported_once(world: World, hub: Hub, more: in
 
 
 @in_loop
-async def test_a_node_name_reused_by_another_role_gets_only_its_own_messages(
-    world: World, hub: Hub
-):
+async def test_a_node_name_reused_by_another_role_gets_only_own_messages(world: World, hub: Hub):
     out = world.node("user2", "OUT")
     former, busy = await joined(hub, "A1"), await joined(hub, "A2")
     # While the hub fetches these bodies, the message after them waits.
@@ -239,9 +237,7 @@ async def test_each_call_is_by_the_node_it_names_however_they_mix(hub: Hub):
     boxes = {ident: await joined(hub, ident, f"T.{ident}") for ident in idents}
     await asyncio.gather(*(ok(hub.run(i, boxes[i], "topic_notify", f"T.{i}")) for i in idents))
     pairs = [(ident, other) for ident in idents for other in idents]
-    sends = [
-        hub.run(i, boxes[i], "topic_send", f"T.{other}", f"{i} to {other}") for i, other in pairs
-    ]
+    sends = [hub.run(i, boxes[i], "topic_send", f"T.{to}", f"{i} to {to}") for i, to in pairs]
     answers = [answer["Err"] for answer in await asyncio.gather(*sends)]
     assert answers == ["0" if i == other else "21" for i, other in pairs]
     for ident in idents:

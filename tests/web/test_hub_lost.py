@@ -15,18 +15,7 @@ from psqlmessages.client import async_session, gateway
 from psqlmessages.relay.hub import Hub, get_hub
 from psqlmessages.retry import MAX_LOCK_WAIT_SECONDS, MIN_LOCK_WAIT_SECONDS, LockWaitBudget
 from tests.sql.conftest import Program, World
-from tests.web.receivers import (
-    Box,
-    back,
-    crowd,
-    err,
-    in_loop,
-    joined,
-    kill,
-    ok,
-    opened,
-    refused,
-)  # fmt: skip
+from tests.web import receivers
 
 MANY = 40
 IDENTS = "SELECT array_agg(ident) FROM psqlmessages_client"
@@ -42,13 +31,13 @@ def dsn(world: World) -> str:
     return world.server.url("user1")
 
 
-@in_loop
+@receivers.in_loop
 async def test_all_nodes_return_and_get_events(world: World, hub: Hub):
-    boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
-    boxes.append(await joined(hub, "O1", "T*"))
-    await ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
-    kill(world)
-    await back(*boxes)
+    boxes = [await receivers.joined(hub, f"A{number}", "T") for number in range(MANY)]
+    boxes.append(await receivers.joined(hub, "O1", "T*"))
+    await receivers.ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
+    receivers.kill(world)
+    await receivers.back(*boxes)
     assert hub.is_connected
     out = world.node("user2", "OUT", notify="T")
     out.ok("topic_send", "T", "again")
@@ -58,30 +47,28 @@ async def test_all_nodes_return_and_get_events(world: World, hub: Hub):
         after = box.events[box.events.index("connection_lost") :]
         assert not [text for text in after if text.startswith(("crash", "topic_un"))]
     out.ok("topic_listen", "T.1")
-    await ok(hub.run("A1", boxes[1], "topic_send", "T.1", "there"))
+    await receivers.ok(hub.run("A1", boxes[1], "topic_send", "T.1", "there"))
     counters = hub.counters
     assert (counters.lost_connections, counters.reconnects) == (1, 1)
     assert counters.nodes == MANY + 1
 
 
-@in_loop
-async def test_rights_revoked_during_an_outage_are_reported_and_others_restored(
-    world: World, hub: Hub
-):
-    a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
-    b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
-    await ok(hub.run("A1", a1, "topic_notify", "T.1"))
-    kill(world)
+@receivers.in_loop
+async def test_rights_revoked_in_an_outage_are_reported_and_others_restored(world: World, hub: Hub):
+    a1, a2 = await receivers.joined(hub, "A1", "T", "U"), await receivers.joined(hub, "A2", "T")
+    b1, o1 = await receivers.joined(hub, "B1", "T"), await receivers.joined(hub, "O1", "T*")
+    await receivers.ok(hub.run("A1", a1, "topic_notify", "T.1"))
+    receivers.kill(world)
     rules = world.owner.connection
     rules.execute("DELETE FROM messages.auth WHERE ident IN ('A*', 'B*') AND dest LIKE 'T%'")
     rules.execute("UPDATE messages.auth SET dest = 'X' WHERE ident = 'O*'")
-    await back(a1, a2, b1, o1)
+    await receivers.back(a1, a2, b1, o1)
     await b1.event("disconnect", "B1")
     await a1.event("topic_unlisten", "A1", "T")
     await a1.event("topic_unnotify", "A1", "T.1")
     await a2.event("topic_unlisten", "A2", "T")
     await o1.event("topic_unobserve", "O1", "T*")
-    assert await err(hub.run("B1", b1, "topic_listen", "T")) == 53
+    assert await receivers.err(hub.run("B1", b1, "topic_listen", "T")) == 53
     assert hub.counters.nodes == 3
     out = world.node("user2", "OUT", notify="U")
     out.ok("topic_send", "U", "x")
@@ -89,33 +76,33 @@ async def test_rights_revoked_during_an_outage_are_reported_and_others_restored(
     assert a2.bodies == o1.bodies == []
     # The next reconnect does not restore a revoked topic, but one that was joined later.
     world.rules("user1 A* Topic T* RW 60")
-    await ok(hub.run("A2", a2, "topic_listen", "T"))
-    kill(world)
-    await back(a1, a2)
-    assert (await ok(hub.run("A1", a1, "topic_status", "T")))["Listeners"] == ["A2"]
+    await receivers.ok(hub.run("A2", a2, "topic_listen", "T"))
+    receivers.kill(world)
+    await receivers.back(a1, a2)
+    assert (await receivers.ok(hub.run("A1", a1, "topic_status", "T")))["Listeners"] == ["A2"]
 
 
-@in_loop
+@receivers.in_loop
 async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hub: Hub):
-    stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
-    kill(world)
+    stays, leaves, ends = [await receivers.joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
+    receivers.kill(world)
     leaving = asyncio.create_task(hub.leave(leaves))
     # Whether the call was sent is unknown; the node is gone in either case.
     assert (await hub.deinit("A3", ends))["Err"] in ("0", "59")
     await leaving
-    await back(stays)
+    await receivers.back(stays)
     assert world.owner.query(IDENTS) == ["A1"]
     assert not [event for event in leaves.events + ends.events if "reconnected" in event]
 
 
-@in_loop
+@receivers.in_loop
 async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: Hub):
-    boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
-    kill(world)
+    boxes = [await receivers.joined(hub, f"A{number}", "T") for number in range(MANY)]
+    receivers.kill(world)
     # A1 is taken, and A7 fails.
     thief = world.node("user1", "A1")
-    with refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
-        await back(*boxes)
+    with receivers.refused(world, "psqlmessages_client", "NEW.ident = 'A7'", "'no'"):
+        await receivers.back(*boxes)
         for number in (1, 7):
             await boxes[number].event("disconnect", f"A{number}")
         answer = await hub.init("A7", boxes[7])
@@ -128,18 +115,18 @@ async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: 
     assert hub.counters.nodes == MANY - 2
 
 
-@in_loop
+@receivers.in_loop
 async def test_a_call_cut_off_is_answered(world: World, hub: Hub, monkeypatch):
     # The call waits for the lock until the connection is lost.
     monkeypatch.setattr(LockWaitBudget, "timeout_seconds", lambda *_: 60.0)
-    a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
+    a1, a2 = await receivers.joined(hub, "A1", "T"), await receivers.joined(hub, "A2", "T")
     with world.owner.connection.transaction():
         world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
         waiting = asyncio.create_task(hub.run("A1", a1, "topic_unlisten", "T"))
         queued = asyncio.create_task(hub.run("A2", a2, "topic_status", "T"))
         locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)"
         await asyncio.to_thread(world.wait_for, locked)
-        kill(world)
+        receivers.kill(world)
         assert (await waiting) == {
             "Err": "59", "Errstr": "the relay has no connection to PostgreSQL",
         }  # fmt: skip
@@ -156,7 +143,7 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
 
     async def use(ident: str) -> Hub:
         hub = get_hub()
-        box = await joined(hub, ident, "T")
+        box = await receivers.joined(hub, ident, "T")
         if ident == "A1":
             assert await asyncio.to_thread(lambda: asyncio.run(use("A2"))) is not hub
             assert (await hub.run("A1", box, "topic_status", "T"))["Listeners"] == ["A1"]
@@ -167,20 +154,18 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
     assert world.owner.query(IDENTS) is None
 
 
-DISCONNECTED = (
-    "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
-    " AND application_name LIKE '%%hub')"
-)
+HUBS = "SELECT FROM pg_stat_activity WHERE usename = 'user1' AND application_name LIKE '%%hub'"
+DISCONNECTED = f"SELECT NOT EXISTS ({HUBS})"
 
 
-@in_loop
+@receivers.in_loop
 async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn: str):
-    async with opened(dsn, idle_timeout=timedelta(milliseconds=200)) as hub:
+    async with receivers.opened(dsn, idle_timeout=timedelta(milliseconds=200)) as hub:
         for turn in range(2):
-            await hub.leave(await joined(hub, "A1", "T"))
+            await hub.leave(await receivers.joined(hub, "A1", "T"))
             if turn:
                 # A hub that is used in time stays connected, and the timeout starts again.
-                box = await joined(hub, "A1", "T")
+                box = await receivers.joined(hub, "A1", "T")
                 await asyncio.sleep(0.4)
                 assert hub.is_connected
                 left_at = monotonic()
@@ -219,15 +204,15 @@ def held(holder: Program) -> Iterator[None]:
         yield
 
 
-async def talker(hub: Hub) -> Box:
-    box = await joined(hub, "A1", "U")
-    await ok(hub.run("A1", box, "topic_notify", "U"))
+async def talker(hub: Hub) -> receivers.Box:
+    box = await receivers.joined(hub, "A1", "U")
+    await receivers.ok(hub.run("A1", box, "topic_notify", "U"))
     return box
 
 
-async def passes(hub: Hub, box: Box) -> None:
+async def passes(hub: Hub, box: receivers.Box) -> None:
     """Check that A1 still receives what it sends."""
-    await ok(hub.run("A1", box, "topic_send", "U", "meanwhile"))
+    await receivers.ok(hub.run("A1", box, "topic_send", "U", "meanwhile"))
     assert (await box.message("U")).body == "meanwhile"
 
 
@@ -239,43 +224,41 @@ async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> 
     assert answer["Err"] == "0", answer
 
 
-@in_loop
+@receivers.in_loop
 async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, waits: list[float]):
-    a1, boxes = await talker(hub), await crowd(hub, MANY)
-    leaver = await joined(hub, "A3", "T")
+    a1, boxes = await talker(hub), await receivers.crowd(hub, MANY)
+    leaver = await receivers.joined(hub, "A3", "T")
     with held(holder):
-        joins = [
-            hub.run(f"A.{number}", box, "topic_listen", "T") for number, box in enumerate(boxes)
-        ]
+        joins = [hub.run(f"A.{n}", box, "topic_listen", "T") for n, box in enumerate(boxes)]
         answers = await asyncio.gather(*joins, passes(hub, a1))
         assert {answer["Err"] for answer in answers[:MANY]} == {"56"}
-        assert await err(hub.run("A1", a1, "topic_notify", "T")) == 56
-        await ok(hub.run("A1", a1, "topic_listen", "T.1"))
-        await ok(hub.init("A2", Box()))
+        assert await receivers.err(hub.run("A1", a1, "topic_notify", "T")) == 56
+        await receivers.ok(hub.run("A1", a1, "topic_listen", "T.1"))
+        await receivers.ok(hub.init("A2", receivers.Box()))
         assert len(waits) > MANY
         assert len([seconds for seconds in waits if seconds > MIN_LOCK_WAIT_SECONDS]) == 1
         await hub.leave(leaver)
-        assert await err(hub.init("A3", leaver)) == 56, "the name is not free yet"
+        assert await receivers.err(hub.init("A3", leaver)) == 56, "the name is not free yet"
     await until_free(lambda: hub.init("A3", leaver))
     await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
     assert hub.counters.lost_connections == 0
 
 
-@in_loop
+@receivers.in_loop
 async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     world: World, hub: Hub, holder: Program, waits: list[float], monkeypatch
 ):
     monkeypatch.setattr(gateway, "_RESTORE_SECONDS", 1.0)
     holder.ok("topic_notify", "U")
-    a1, boxes = await talker(hub), await crowd(hub, MANY, "T")
+    a1, boxes = await talker(hub), await receivers.crowd(hub, MANY, "T")
     with held(holder):
-        kill(world)
-        await back(a1, *boxes)
+        receivers.kill(world)
+        await receivers.back(a1, *boxes)
         await passes(hub, a1)
         for number, box in enumerate(boxes):
             told = await box.event("disconnect", f"A.{number}")
             assert told.header["Err"] == "56"
-        assert await err(hub.init("A.1", boxes[1])) == 56
+        assert await receivers.err(hub.init("A.1", boxes[1])) == 56
     await until_free(lambda: hub.init("A.1", boxes[1]))
     await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
     holder.ok("topic_notify", "T")
@@ -287,16 +270,16 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert sum(waits) < most < MANY * MAX_LOCK_WAIT_SECONDS / 2
 
 
-@in_loop
+@receivers.in_loop
 async def test_a_join_that_fails_as_a_session_returns_is_to_be_tried_again(world: World, hub: Hub):
-    a1 = await joined(hub, "A1", "U", "T")
-    await joined(hub, "A2", "T")
-    with refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
-        kill(world)
-        await back(a1)
+    a1 = await receivers.joined(hub, "A1", "U", "T")
+    await receivers.joined(hub, "A2", "T")
+    with receivers.refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
+        receivers.kill(world)
+        await receivers.back(a1)
         told = await a1.event("topic_unlisten", "A1", "T")
         assert told.header["Err"] == "56"
-        assert (await ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
+        assert (await receivers.ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
     await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
 
 

@@ -170,10 +170,8 @@ def test_metrics_of_exchanges_contain_a_consistent_histogram(counting: Site):
     assert found["exchange_copies_total", "default/eu", "x1"] == 16
     assert found["exchange_copies_total", "default/audit", "x1"] == 0
     assert found["exchange_selector_failures_total", "default/eu", "x1"] == 4
-    histogram = [
-        found["exchange_seconds_bucket", "x1", most, "ok"]
-        for most in ("0.001", "0.002", "5.0", "+Inf")
-    ]
+    bounds = ("0.001", "0.002", "5.0", "+Inf")
+    histogram = [found["exchange_seconds_bucket", "x1", most, "ok"] for most in bounds]
     assert histogram == [2, 6, 6, 14]
     assert found["exchange_seconds_count", "x1", "ok"] == 14
     assert found["exchange_seconds_sum", "x1", "ok"] == 80

@@ -92,10 +92,8 @@ def monitor(world: World) -> Monitor:
 
 def monitors(world: World) -> int:
     """Count this process's monitors; sites of other tests may still run theirs."""
-    return world.owner.query(
-        "SELECT count(*) FROM psqlmessages_client WHERE starts_with(ident, %s)",
-        f"example.monitor.{os.getpid()}-",
-    )
+    count = "SELECT count(*) FROM psqlmessages_client WHERE starts_with(ident, %s)"
+    return world.owner.query(count, f"example.monitor.{os.getpid()}-")
 
 
 @in_loop
@@ -139,9 +137,8 @@ async def test_a_peer_that_reads_nothing_is_closed_later(monitor: Monitor, pair:
 
 
 def counts(frames: list[dict[str, Any]]) -> list[int]:
-    return [
-        row["count"] for frame in frames for row in frame.get("topics", ()) if row["topic"] == "T"
-    ]
+    rows = [row for frame in frames for row in frame.get("topics", ())]
+    return [row["count"] for row in rows if row["topic"] == "T"]
 
 
 @in_loop
@@ -180,12 +177,8 @@ async def test_any_of_100_000_topics_is_found_the_busiest_first(
     listener.ok("topic_listen", "T005555")
     sender.ok("topic_notify", "T005555")
     page = await monitor.live()
-    world.execute(
-        "INSERT INTO psqlmessages_topic (name)"
-        " SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, %s) AS n"
-        " WHERE n <> 5555",
-        [number],
-    )
+    names = "SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, %s) AS n WHERE n <> 5555"
+    world.execute(f"INSERT INTO psqlmessages_topic (name) {names}", [number])
     world.execute("ANALYZE psqlmessages_topic")
     monitor.observer.watch_list(page, TopicQuery("", "topic"))
 

@@ -181,9 +181,8 @@ def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
     for case, (text, fields) in cases.items():
         response = client.post(send, fields)
         assert (response.status_code, text in response.text) == (400, True), case
-    Auth.objects.create(
-        role=Server.owner, ident="example", type="Topic", dest="T", mode="W", timeout=60
-    )
+    rule = {"ident": "example", "type": "Topic", "dest": "T", "mode": "W", "timeout": 60}
+    Auth.objects.create(role=Server.owner, **rule)
     assert "1 byte will be sent" in client.post(send, post).text
     assert not LogEntry.objects.exists(), "it asks first"
     assert client.post(send, {**post, "confirmed": "1"}).status_code == 302

@@ -215,9 +215,8 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
     assert 'name="ident" value="N"' in client.get(unescape(address)).text
     assert len(read(client)) == 5
     quiet.rules(f"{Server.owner} example Queue * W 60", f"{Server.owner} N Topic * W 60")
-    unknown, stranger = (
-        problem["cure"].partition("psqlmessages allow ")[2] for problem in read(client)
-    )
+    cures = (problem["cure"] for problem in read(client))
+    unknown, stranger = (cure.partition("psqlmessages allow ")[2] for cure in cures)
     assert unknown == f"none R Queue Q --role {Server.owner}"
     assert stranger == f"stranger MODE TYPE NAME --role {Server.owner}"
     # Callers choose the names, so the number of rows is limited.

@@ -28,13 +28,10 @@ def fresh() -> None:
 @pytest.fixture
 def reader(world: World) -> Program:
     """READER has subscribed to S, and has three messages to read: 1, 2 and 3."""
-    for role, node, mode in (
-        ("user1", "READER", "R"),
-        ("user2", "WRITER", "W"),
-        (Server.owner, "READER", "R"),
-    ):
-        world.rule(role, node, "Topic", "S", mode, 60)
-    world.rule("user1", "READER", "Queue", "jobs*", "RW", 60)
+    world.rules(
+        "user1 READER Topic S R 60", "user2 WRITER Topic S W 60", "user1 READER Queue jobs* RW 60",
+        f"{Server.owner} READER Topic S R 60",
+    )  # fmt: skip
     reader, writer = world.node("user1", "READER"), world.program("user2")
     reader.read("READER", "S", 600)
     for body in "123":

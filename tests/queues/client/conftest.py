@@ -82,10 +82,8 @@ def either(queues: World, server: TestedServer, request) -> Iterator[Any]:
 
 def listened(queues: World) -> None:
     """Wait until somebody waits for the queue Q."""
-    queues.wait_for(
-        "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE name = 'Q'"
-        " AND awaited_until > clock_timestamp())"
-    )
+    waits = "name = 'Q' AND awaited_until > clock_timestamp()"
+    queues.wait_for(f"SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE {waits})")
 
 
 def state(queues: World) -> list[tuple[str, int, bool]]:

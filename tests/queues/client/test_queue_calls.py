@@ -21,10 +21,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
-THOROUGHLY = settings(
-    max_examples=50,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+ALLOWED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+THOROUGHLY = settings(max_examples=50, suppress_health_check=ALLOWED)
 
 
 def kinds(value: Any) -> Any:

@@ -124,10 +124,8 @@ def test_a_queue_is_paused_resumed_and_drained(run: Run, queues: World):
     assert run(*pause).stderr == ""
     assert run(*pause).stderr == "Q was paused already\n"
     assert run(*POP).returncode == 1
-    done = run("queue", "sizes", "READER", "Q")
-    assert done.stdout == (
-        "total      2\navailable  2\nscheduled  0\nreserved   0\nnext       -\npaused\n"
-    )
+    sizes = "total      2\navailable  2\nscheduled  0\nreserved   0\nnext       -\npaused\n"
+    assert run("queue", "sizes", "READER", "Q").stdout == sizes
     assert run(*resume).returncode == 0
     assert run(*resume).stderr == "Q was not paused\n"
     assert run(*POP).stdout.endswith(": a\n")

@@ -113,8 +113,6 @@ def test_a_failed_release_is_reported(queues: World, writer: Node, reader: Node,
 
     with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
         work()
-    assert (
-        "could not commit or give back elements of queue Q; they return when their leases expire"
-        in caplog.text
-    )
+    said = "could not commit or give back elements of queue Q; they return when their leases expire"
+    assert said in caplog.text
     assert state(queues) == [("a", 0, True), ("b", 0, True)]
