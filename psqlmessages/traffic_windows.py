@@ -14,8 +14,9 @@ from psqlmessages.models import Traffic
 Window = Traffic.Window
 
 # In each window, half of the messages have at most the value p50, 95 % at most p95, 99 % at most
-# p99. A percentile of several windows is the lowest value up to which these shares add up to the
-# wanted share of all messages. The caller must define `chosen`: rows of windows, each with a key.
+# p99. For several windows, each of these values stands for some messages. A percentile is the
+# lowest value at which their sum reaches the wanted part of all messages. The caller must define
+# `chosen`: rows of windows, each with a key.
 PERCENTILES: Final = """
     SELECT key, kind,
         min(value) FILTER (WHERE below >= 0.5 * whole) AS p50,
@@ -24,7 +25,7 @@ PERCENTILES: Final = """
     FROM (
         SELECT key, kind, value,
             sum(weight) OVER (PARTITION BY key, kind ORDER BY value) AS below,
-            -- The weights of a window add up to 0.99; the factor 1 - 1e-9 allows for rounding.
+            -- The weights add up to 0.99 of the count; the factor 1 - 1e-9 allows for rounding.
             sum(weight) OVER (PARTITION BY key, kind) / 0.99 * (1 - 1e-9) AS whole
         FROM chosen CROSS JOIN LATERAL (VALUES
             ('latency', latency_p50, 0.5 * count::float8),

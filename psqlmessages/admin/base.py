@@ -35,7 +35,7 @@ from psqlmessages.models.rules import database
 from psqlmessages.rules.document import RuleEntry
 
 LOCK_TIMEOUT = "10s"
-# A list counts and shows at most this number of rows. Filters and search find all rows.
+# A list counts and shows at most this number of rows, also of those that a filter or search finds.
 MAX_ROWS = 10_000
 # The page of a topic or queue shows at most this number of rules.
 MAX_RULES = 100
@@ -366,7 +366,7 @@ _BATCH = 1000
 
 
 def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
-    """Write an entry for each object, action flag and text, in few statements.
+    """Write an entry for each triple of object, action flag and text, in few statements.
 
     Call it in the transaction of the action, so that neither is saved without the other.
     """

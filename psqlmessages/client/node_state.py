@@ -217,10 +217,9 @@ class NodeState:
     def next_message(self, timeout: Duration | None, replier: Replier) -> Steps[Message | None]:
         """Return the next message; None if none comes within ``timeout``, or at ``stop``."""
         seconds = seconds_of(timeout, "timeout") if timeout is not None else inf
+        deadline = monotonic() + seconds
         while not self.is_stopped:
-            deadline = inf
             if not self.inbox:
-                deadline = monotonic() + seconds
                 yield Wait(lambda: self.inbox, deadline)
             notification = self.take() if not self.is_stopped else None
             if notification is None:

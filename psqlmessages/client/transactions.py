@@ -93,7 +93,7 @@ def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any])
     return connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
-# Steps: a generator without I/O that yields calls and waits, and receives their results
+# Steps: a generator without I/O. It yields `Call` and `Wait` objects and receives their results.
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def isolate(name: object | None) -> str:
 
 def patterns(name: str) -> list[str]:
     """List the values in rules that match a name: the name, and each of its prefixes with *."""
-    # Patterns in rules are at most this long. The time grows with the square of the length.
+    # Patterns in rules are at most this long, and all prefixes of a longer name would take long.
     longest = min(len(name), NAME_CHARACTERS)
     return [name, *(f"{name[:length]}*" for length in range(longest + 1))]
 

@@ -94,9 +94,10 @@ class Topic(models.Model):
 class Membership(models.Model):
     """A node that sends to a topic or listens to it.
 
-    The fields after ``kind`` are copies, so that a send reads only this row and the topic's row:
-    ``channel``, ``pid`` and ``role`` of the session, the constant part of the ``header``, and the
-    ``timeout`` of the rules in seconds, which SQL functions update when rules change.
+    The fields after ``kind`` repeat data from elsewhere, so that a send reads only this row and the
+    topic's row. ``channel``, ``pid`` and ``role`` are those of the session. ``header`` is the
+    constant part of a message's header. ``timeout`` (seconds) comes from the rules; SQL functions
+    update it when rules change.
     """
 
     class Kind(models.TextChoices):

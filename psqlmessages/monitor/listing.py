@@ -58,7 +58,7 @@ class ListDefinition:
         check_parameters(request, ["q", "sort", "page", "state"])
         search = request.GET.get("q", "").strip()
         if len(search) > NAME_CHARACTERS or "\0" in search:
-            raise BadRequest(f"q: at most {NAME_CHARACTERS} characters.")
+            raise BadRequest(f"q: at most {NAME_CHARACTERS} characters, and no NUL.")
         sort = request.GET.get("sort", self.default_sort)
         if sort.removeprefix("-") not in {column.name for column in self.columns if column.name}:
             raise BadRequest(f"sort: there is no column {sort!r}.")

@@ -91,7 +91,7 @@ def read_subscriptions(
     is_descending: bool = True,
     offset: int = 0,
 ) -> tuple[list[SubscriptionStatus], int]:
-    """Read one page of subscriptions, and the number on all pages; sample ``unread``."""
+    """Read one page of subscriptions, and their number (0 if it has none); sample ``unread``."""
     direction = "DESC" if is_descending else "ASC"
     condition = f"AND ({_STATE}) = %(state)s" if state else ""
     query = f"""

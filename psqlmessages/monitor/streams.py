@@ -206,7 +206,7 @@ def _describe_reset(subscription: Subscription, fields: Fields) -> list[str]:
 
 
 def _reset(subscription: Subscription, fields: Fields) -> str:
-    """Move the position with a call as the subscription's node, which a rule must allow."""
+    """Move the position with a call as the subscription's node. A rule must allow the call."""
     current = _lock(subscription)
     status = _read_status(current)
     position = _new_position(current, fields)

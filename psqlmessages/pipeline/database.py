@@ -114,7 +114,8 @@ _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.2), timedelta(seconds=5)
 class OutageRetry:
     """Retries after errors of TRANSIENT, with backoff.
 
-    If the errors last longer than ``timeout``, raises ServerUnreachable or the conflict.
+    If the errors last longer than ``timeout``, raises ServerUnreachable, or the error itself if it
+    is one of CONFLICTS.
     """
 
     def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:

@@ -81,8 +81,9 @@ def read_batches(
     Takes each statement from the iterator after reading the rows of the previous one. Runs
     ``final_query`` last: its SQL returns JSON as text, and its function gets the parsed JSON.
 
-    After an error of TRANSIENT, retries all statements, and skips the rows already returned. Raises
-    ServerUnreachable or the conflict if errors last longer than OUTAGE_TIMEOUT.
+    After an error of TRANSIENT, retries all statements, and skips the rows already returned. If
+    errors last longer than OUTAGE_TIMEOUT, raises ServerUnreachable, or the error itself if it is
+    one of CONFLICTS.
 
     If rows were returned before the error, raises ReadBroken if ``is_repeatable`` is false: only a
     repeatable read returns the same rows in the same order. Also raises ReadBroken if the retry

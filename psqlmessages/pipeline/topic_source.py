@@ -286,9 +286,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
         ranges, cluster = partition.value
-        # If a topic was removed, its name causes an SQL error, but a pattern does not. So use the
-        # name only of a topic that the option names, and a pattern for each other topic. The name
-        # in the pattern is cut, because a pattern has at most 100 characters.
+        # If a topic was removed, its name causes an SQL error, but a pattern does not. So query a
+        # topic by its name if the option has this name, and otherwise by a pattern. The name in the
+        # pattern is cut, because a pattern has at most 100 characters.
         topics = self._options.topics
         names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
         watermarks_sql = offsets.watermarks_sql(self._options.client, sorted(names))

@@ -332,7 +332,7 @@ def get_hub() -> Hub:
 
 
 def _has_lost_connection() -> bool:
-    """Return whether this process has nodes but no connection for them."""
+    """Return whether the hub of this event loop has nodes but no connection for them."""
     hub = _hubs.get(asyncio.get_running_loop())
     return hub is not None and hub.counters.nodes > 0 and not hub.is_connected
 

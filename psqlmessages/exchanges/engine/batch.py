@@ -170,7 +170,7 @@ class CopyError(NamedTuple):
 
 @dataclass(slots=True)
 class RoutedBatch:
-    """Elements that were taken together, identified by their refs: outcomes, copies and errors.
+    """The outcomes, copies and errors of elements that were taken together, by their refs.
 
     ``outcome_of`` has the outcome of `route`, and the total time of the selectors. The keys of
     ``remote_copies`` are namespaces. ``failed`` elements caused a data error, or have a copy that

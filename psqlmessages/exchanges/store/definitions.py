@@ -223,7 +223,7 @@ def read_document(text: bytes | str) -> Any:
 
 
 def parse_document(document: Any) -> tuple[DefinedExchange, ...]:
-    """Read ``{"exchanges": {NAME: {...}}}``; raise MalformedExchanges with all errors."""
+    """Read ``{"exchanges": {NAME: {...}}}``; raise MalformedExchanges with its errors."""
     reader = _DocumentReader()
     fields = reader.fields(document, (), ("exchanges",), required=("exchanges",))
     documents = reader.value(fields, "exchanges", (), {})

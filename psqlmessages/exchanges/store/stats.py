@@ -20,8 +20,8 @@ from psqlmessages.models import Exchange, ExchangeCount
 # This worker id marks the rows that hold the sums of all former workers.
 FORMER_WORKERS: Final = UUID(int=0)
 FORMER_AFTER: Final = timedelta(days=1)
-# Merge a minute after the start, and then every hour: a worker writes every two seconds. These are
-# numbers of writes, because after a long outage all workers must write before one of them merges.
+# A worker writes every two seconds. It merges a minute after its start or an outage, and then every
+# hour. The minute is counted in writes, so that after an outage the others have written before.
 _FIRST_MERGE_WRITES: Final = 30
 _MERGE_WRITES: Final = 1800
 _KEY_FIELDS: Final = ("exchange", "worker", "outcome", "destination")
@@ -84,15 +84,16 @@ class CounterStore:
 
         Rows hold totals, so writing a row twice does no harm.
         """
+        # If this write fails, the count until the next merge starts again.
+        left, self._writes_until_merge = self._writes_until_merge - 1, _FIRST_MERGE_WRITES
         exchanges = Exchange.objects.using(self._using)
         existing = exchanges.in_bulk({row.exchange_id for row in rows})
         rows = [row for row in rows if row.exchange_id in existing]
         ExchangeCount.objects.using(self._using).bulk_create(
             rows, update_conflicts=True, unique_fields=_KEY_FIELDS, update_fields=_VALUE_FIELDS
         )
-        self._writes_until_merge -= 1
-        if self._writes_until_merge <= 0:
-            self._writes_until_merge = _MERGE_WRITES
+        self._writes_until_merge = left if left > 0 else _MERGE_WRITES
+        if left <= 0:
             self.merge_former_workers()
         return rows
 
@@ -106,8 +107,8 @@ class CounterStore:
         """Add the rows of workers that have not written for a day to the rows of FORMER_WORKERS."""
         counts = ExchangeCount.objects.using(self._using)
         # While all exchanges of a worker are stopped, it writes no heartbeats. Another worker must
-        # not merge its rows: they hold totals, so its next write would count everything again. The
-        # new time must not be the current one, which would mean that the exchanges are running.
+        # not merge its rows: they hold totals, so its next write would count everything again. So
+        # set `seen_at` to half a day ago: the current time would mean that the exchanges run.
         half_a_day_ago = Now() - FORMER_AFTER / 2
         mine = counts.filter(worker=self.worker)
         mine.filter(seen_at__lt=half_a_day_ago).update(seen_at=half_a_day_ago)

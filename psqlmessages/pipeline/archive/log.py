@@ -161,7 +161,8 @@ class ArchiveFolder:
             return not self.exists(name) and bool(
                 self._files.rename(self._path(draft), self._path(name))
             )
-        # Hadoop checks whether the name exists, then renames: two processes could both succeed.
+        # A hard link fails if the name exists. If each checked the name and then renamed its file,
+        # two processes could both succeed.
         target = self._local(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -32,7 +32,8 @@ class SparkExchanges:
     A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. The
     task ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds.
     After each turn, a Spark thread calls ``record`` with the turn's number and counts. Executors
-    import ``modules``, which contain selector functions, and read the variables of `database.dsn`.
+    import ``modules``, which contain selector functions. They read the addresses of databases from
+    the environment variables that `database.dsn` describes.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class SparkExchanges:
             self._query.stop()
 
     def wait_until_current(self, seconds: float) -> bool:
-        """Wait until no task uses definitions before the last `define`; return False on timeout."""
+        """Wait until all tasks use the newest definitions; return False on timeout."""
         deadline = monotonic() + seconds
         while self._query is not None and self._query.isActive:
             if self._folder.version_in_use == self._version:
