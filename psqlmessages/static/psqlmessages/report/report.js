@@ -41,9 +41,9 @@ function busiestLayers() {
   const busiest = data.points.map(([name, points], index) => {
     const counts = new Map(points);
     for (const [at, number] of counts) rest.set(at, rest.get(at) - number);
-    return layer(name, `t${index % 7}`, (at) => counts.get(at) ?? 0);
+    return layer(name, `t${index}`, (at) => counts.get(at) ?? 0);
   });
-  const others = layer("others", "t7", (at) => rest.get(at));
+  const others = layer("others", "t8", (at) => rest.get(at));
   const all = others.values.some(Boolean) ? [...busiest, others] : busiest;
   byId("busiest-key").replaceChildren(
     ...all.map(({ name, colour }) => {
