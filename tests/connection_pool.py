@@ -5,8 +5,7 @@ from collections import defaultdict
 import psycopg
 from psycopg.rows import tuple_row
 
-# Keeps the compiled functions, unlike DISCARD ALL. At ROLLBACK, psycopg drops its prepared
-# statements.
+# Keeps the compiled functions, unlike DISCARD ALL.
 RESET = """
     ROLLBACK; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; UNLISTEN *; CLOSE ALL;
     SELECT pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES
@@ -40,6 +39,8 @@ class ConnectionPool:
             connection.read_only = connection.deferrable = None
             connection.row_factory, connection.prepare_threshold = tuple_row, 5
             connection.execute(RESET)
+            # Otherwise psycopg misses a DISCARD ALL that it has seen before on this connection.
+            connection._prepared.clear()
             for _ in connection.notifies(timeout=0):
                 pass
         except psycopg.Error:

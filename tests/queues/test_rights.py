@@ -18,6 +18,9 @@ def test_the_rule_of_another_role_takes_nothing(queue: Queue):
     for options in ((), (None, "{}")):
         assert queue.reader.error("push", "PUT", "Q", "forged", *options)[0] == 2
     assert queue.pop(5) == ["x"]
+    assert queue.pusher.error("queue_listen", "GET", "NEW")[0] == 2
+    made = "SELECT count(*) FROM psqlmessages_queue WHERE name = 'NEW'"
+    assert queue.world.owner.query(made) == 0
 
 
 def test_a_rule_for_something_else_pushes_nothing(queue: Queue):
