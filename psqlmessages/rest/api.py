@@ -44,7 +44,7 @@ def _build_response(error: ApiError) -> HttpResponse:
     return JsonResponse(content, status=error.status, headers=_HEADERS.get(error.status))
 
 
-def _error(status: int, detail: str) -> HttpResponse:
+def _respond(status: int, detail: str) -> HttpResponse:
     return _build_response(ApiError(status, detail))
 
 
@@ -73,17 +73,17 @@ def _on_django_database_error(_request: HttpRequest, error: Exception) -> HttpRe
 
 @api.exception_handler(AuthenticationError)
 def _on_unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
-    return _error(401, "log in, or send a token: Authorization: Bearer …")
+    return _respond(401, "log in, or send a token: Authorization: Bearer …")
 
 
 @api.exception_handler(HttpError)
 def _on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
-    return _error(error.status_code, str(error))
+    return _respond(error.status_code, str(error))
 
 
 @api.exception_handler(Http404)
 def _on_not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
-    return _error(404, "not found")
+    return _respond(404, "not found")
 
 
 @api.exception_handler(ValidationError)
@@ -91,7 +91,7 @@ def _on_invalid_argument(_request: HttpRequest, error: ValidationError) -> HttpR
     first = error.errors[0]
     # For example ("query", "limit"), or ("path", "number").
     argument = ".".join(str(part) for part in first["loc"][1:])
-    return _error(400, f"{argument}: {first['msg']}")
+    return _respond(400, f"{argument}: {first['msg']}")
 
 
 for endpoints in (queues, exchanges, topics):
@@ -141,9 +141,11 @@ def _strict_view(view: Callable[..., Any], operations: dict[str, Any]) -> Any:
             arguments, has_body = accepted[request.method]
             known = ", ".join(sorted(arguments)) or "none"
             if unknown := sorted(set(request.GET) - arguments):
-                return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {known}")
+                return _respond(400, f"unknown query argument {unknown[0]!r:.100}; known: {known}")
             if not has_body and request.read(1):
-                return _error(400, f"{request.method} takes no body here; query arguments: {known}")
+                return _respond(
+                    400, f"{request.method} takes no body here; query arguments: {known}"
+                )
         response: HttpResponse = await view(request, **path_arguments)
         if response.status_code != 405:
             return response
@@ -169,11 +171,11 @@ def _read_only(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
 
 def _refuse_method(request: HttpRequest, methods: list[str]) -> HttpResponse:
     allowed = ", ".join(methods)
-    response = _error(405, f"{request.method} is not supported here, only {allowed}")
+    response = _respond(405, f"{request.method} is not supported here, only {allowed}")
     response.headers["Allow"] = allowed
     return response
 
 
 @csrf_exempt
 def _respond_not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
-    return _error(404, "not found")
+    return _respond(404, "not found")

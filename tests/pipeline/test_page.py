@@ -11,13 +11,11 @@ from tests.sql.conftest import World
 
 PAGE_FILE = Path(__file__).parents[2] / "docs/reference/pipeline.md"
 PAGE = PAGE_FILE.read_text()
-RULES = ("Topic ORDERS RW", "Queue WORK W")
 
 
 def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Path):
     owner = world.owner.query("SELECT session_user")
-    world.rules(*(f"{owner} pipeline {rule} 10" for rule in RULES))
-    world.execute("UPDATE psqlmessages_topic SET retention = 3600")
+    world.rules(f"{owner} pipeline Queue WORK W 10")
     archive = tmp_path / "archive/data"
     df = spark.sql("SELECT 'ORDERS' AS topic, date '2030-12-31' AS date, 'x' AS body")
     df.write.partitionBy("topic", "date").parquet(str(archive))
@@ -27,6 +25,8 @@ def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Pat
         text = PAGE_FILE.with_name(f"{page}.md").read_text()
         for rules in re.findall(r"```sql\n(.*?)```", text, re.DOTALL):
             world.execute(rules)
+        world.execute("UPDATE messages.auth SET mode = 'RW' WHERE dest = 'ORDERS'")
+        world.execute("UPDATE psqlmessages_topic SET retention = 3600")
         code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number]
         code = code.replace(".awaitTermination()", "").replace('"/data/', f'"{tmp_path}/')
         exec(code.replace('"checkpoints/', f'"{tmp_path}/'), names)  # noqa: S102 - our own page

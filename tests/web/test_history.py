@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.client.refused_calls import NeededRule
+from psqlmessages.client.refused_calls import NeededRule, refused_calls
 from psqlmessages.models import Element, HistoryPeriod, QueueMinute, TopicMinute
 from psqlmessages.monitor import minute_writer, refused_writer
 from psqlmessages.monitor.minute_writer import LOCK_IDS, MinuteWriter
@@ -128,9 +128,10 @@ def test_an_http_request_starts_the_writer(monkeypatch):
 
 def test_all_sessions_use_the_setting_direct_database(settings: Settings, monkeypatch):
     async def open_sessions() -> list[str]:
-        refused = Counter([NeededRule("n", "Topic", "T", "W")])
-        writing = MinuteWriter()._write_while_locked(), refused_writer._write(refused)
+        refused_calls.add(Counter([NeededRule("n", "Topic", "T", "W")]))
+        writing = MinuteWriter()._write_while_locked(), refused_writer.write_counts()
         await asyncio.gather(*writing, return_exceptions=True)
+        refused_calls.take()
         return [get_hub()._dsn, get_observer()._reader._dsn]
 
     connect = AsyncMock(side_effect=OSError)

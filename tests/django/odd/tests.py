@@ -15,6 +15,7 @@ from psqlmessages.django import node, push, push_many, reserve_many
 from psqlmessages.models import Exchange, PipelineJob, Queue, Traffic, WebIdentity
 from psqlmessages.relay import auth
 from psqlmessages.relay.asgi import websocket_application
+from psqlmessages.relay.hub import get_hub
 from psqlmessages.rest.auth import token_for
 from psqlmessages.testing import allow_queue, allow_topic
 from tests.django.odd.models import Person
@@ -71,6 +72,7 @@ class UnusualProject(TransactionTestCase):
         await socket.send_json_to({"op": "init", "ident": "odd"})
         assert await socket.receive_json_from(60) == {"Err": "0"}
         await socket.disconnect()
+        await get_hub().close()
 
     def test_tokens_and_leases_without_time_zones(self):
         assert auth.read_token(auth.token_for(self.person, HOUR)).user == self.person
