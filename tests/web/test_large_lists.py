@@ -1,6 +1,7 @@
 """Pages with 100,000 topics, 10,000 nodes, 10,000 rules and 5,000 queues stay short."""
 
-from time import perf_counter
+from pathlib import Path
+from time import process_time
 
 import pytest
 from django.contrib.auth.models import User
@@ -8,6 +9,9 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from psqlmessages.monitor import listing
+from psqlmessages.monitor.topic_list import TopicQuery
+from tests.exchanges.hostile import slowness
 from tests.reliability.counts import report
 from tests.sql.conftest import World
 
@@ -30,7 +34,7 @@ FILL = """
 """
 # Each page, and a name that it must show.
 PAGES = {
-    "/monitor/": "", "/monitor/streams/": "",
+    "/monitor/": "", "/monitor/streams/": "", "/monitor/topics/": "",
     "/monitor/queues/": "Q0001", "/monitor/queues/?q=Q4999": "Q4999",
     "/monitor/nodes/": "N00001", "/monitor/nodes/?q=N09999": "N09999",
     "/monitor/nodes/N09999/": "N09999", "/monitor/queues/Q4999/": "Q4999",
@@ -44,22 +48,33 @@ PAGES = {
 
 @pytest.mark.nightly  # fills large tables
 @pytest.mark.django_db(transaction=True)
-def test_pages_stay_short(world: World):
+def test_pages_stay_short(world: World, monkeypatch):
     world.rules("user1 N00000 Topic T R 60")
     world.node("user1", "N00000")
     world.owner.connection.execute(FILL)
-    client = Client()
+    monkeypatch.setattr(listing, "_SHARED_SECONDS", 0.0)
+    client, topics = Client(), TopicQuery()
     client.force_login(User.objects.create_superuser("chief"))
+    postgres = Path(f"/proc/{connection.connection.info.backend_pid}/schedstat")
     found: dict[str, tuple[float, int, int]] = {}
     for page, name in PAGES.items():
-        assert name in client.get(page).content.decode()  # the first time, templates are compiled
-        with CaptureQueriesContext(connection) as queries:
-            begin = perf_counter()
-            answer = client.get(page)
-            found[page] = perf_counter() - begin, len(answer.content), len(queries)
+        seconds = []
+        for _ in range(4):  # the first time, templates are compiled
+            with CaptureQueriesContext(connection) as queries:
+                # CPU time of Python and PostgreSQL, as the machine may be busy.
+                begin = process_time() + int(postgres.read_text().split()[0]) / 1e9
+                answer = client.get(page)
+                if page == "/monitor/topics/":  # its rows come by WebSocket
+                    listing.fetch(topics.sql, topics.parameters((), 0))
+                end = process_time() + int(postgres.read_text().split()[0]) / 1e9
+            seconds.append((end - begin) / slowness())
+        assert name in answer.content.decode()
+        found[page] = min(seconds), len(answer.content), len(queries)
+    slowest, largest, most = map(max, zip(*found.values(), strict=True))
     report(
         "100,000 topics, 10,000 nodes and rules, 5,000 queues", f"{len(PAGES)} pages and lists",
-        slowest_milliseconds=round(1000 * max(seconds for seconds, *_ in found.values())),
-        largest_bytes=max(size for _, size, _ in found.values()),
+        slowest_cpu_seconds=slowest, largest_bytes=largest,
     )  # fmt: skip
-    assert {page: each for page, each in found.items() if each[1] > 150_000 or each[2] > 10} == {}
+    assert slowest <= 0.3, found
+    assert largest <= 150_000, found
+    assert most <= 30, found
