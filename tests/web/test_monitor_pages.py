@@ -137,7 +137,7 @@ def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files(admin: Admin):
     for address in (*PAGES, *(f"/monitor/{name}" for name in names), *LISTS):
         response = admin.client.get(address)
         assert response.status_code == 200, address
-        # Uncompressed, but the admin needs large scripts of Django.
+        # Uncompressed, but lists of the admin, here short ones, need large scripts of Django.
         compressed = gzip.compress if address in LISTS else bytes
         linked = [of for tag, of in tags(response) if tag in ("script", "link", "img")]
         waiting = [of.get("src") or of.get("href", "") for of in linked]
