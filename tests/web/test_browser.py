@@ -416,7 +416,7 @@ def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, w
 def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     """Make one of everything, with a hostile name; return the addresses of all pages.
 
-    Some have the button that opens the page. The second list repeats templates of the first.
+    Some name a button of the page before. The second list repeats templates of the first.
     """
     site.user("chief", idents=["chat/chief/*"])
     world.rules(
@@ -451,15 +451,14 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     name = quote(HOSTILE, safe="")
     pages = [
         "/", "/chat/", "/login/", *ENTRIES, TRAFFIC, "/api/docs", "/admin/",
-        *(f"/monitor/{kind}/{each}" for kind in ("queues", "streams", "nodes")
-          for each in ("", f"{name}/")),
+        *(f"/monitor/{kind}/{each}" for kind in ("streams", "nodes", "queues")
+          for each in ("", f"{name}/")), f"/monitor/queues/{name}/ Drain…",
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
         f"/monitor/stored/?topic={name}",
-        RULES, f"{RULES}import/",
-        *(page_of(each) for each in (rule, topic, queue, exchange, client)),
+        RULES, f"{RULES}import/", f"{RULES}import/ Show changes",
+        *(page_of(each) for each in (rule, topic, exchange)), page_of(queue),
+        f"{page_of(queue)} Drain…", page_of(client), f"{page_of(client)} Disconnect…",
         page_of(rule, "delete"), page_of(exchange, "dry-run"), page_of(dead, "elements"),
-        CLIENTS, f"/monitor/queues/{name}/ Drain…", f"{page_of(queue)} Drain…",
-        f"{page_of(client)} Disconnect…", f"{RULES}import/ Show changes",
     ]  # fmt: skip
     more = [
         *({*LISTS} - {*pages}), f"{IDENTITIES}add/", "/admin/auth/user/", "/admin/auth/user/add/",
@@ -504,8 +503,9 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
     for address in (*addresses, *REFUSED):
         User.objects.update(is_superuser=address not in REFUSED)
         path, _, button = address.partition(" ")
-        answer = page.goto(path)
-        if button:
+        if not button:
+            answer = page.goto(path)
+        else:
             if path == f"{RULES}import/":
                 file = FilePayload(name="x", mimeType="application/json", buffer=DOCUMENT)
                 page.locator("#id_document").set_input_files([file])
