@@ -18,13 +18,14 @@ from pytest_django import Settings
 from psqlmessages.models import Auth, PipelineJob, Traffic, WebIdentity
 from tests.sql.conftest import World
 
-RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, SUBSCRIPTIONS, TRAFFIC, JOBS = (
+LISTS = tuple(
     f"/admin/psqlmessages/{name}/"
     for name in (
         "auth", "client", "topic", "queue", "exchange", "webidentity", "subscription", "traffic",
         "pipelinejob",
     )
 )  # fmt: skip
+RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, SUBSCRIPTIONS, TRAFFIC, JOBS = LISTS
 LIST_BUTTON = "Save"
 SURE = "Yes, I\N{RIGHT SINGLE QUOTATION MARK}m sure"
 TOO_LONG = "Nothing was saved: canceling statement due to lock timeout."

@@ -15,7 +15,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FilePayload, Locator, Page, ViewportSize, expect
 
 from project.example import CHAT_TOPIC
 from project.postgres import Server
@@ -34,29 +34,23 @@ from psqlmessages.models import (
     Traffic,
     WebIdentity,
 )
+from psqlmessages.rules import document
+from psqlmessages.rules.document import RuleEntry
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web import test_now
 from tests.web.browser import AWAY, CURRENT, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
 from tests.web.measured import HOSTILE, count, job, report, window
-from tests.web.pages import (
-    CLIENTS,
-    EXCHANGES,
-    IDENTITIES,
-    JOBS,
-    QUEUES,
-    RULES,
-    SUBSCRIPTIONS,
-    TOPICS,
-    page_of,
-)
+from tests.web.pages import CLIENTS, EXCHANGES, IDENTITIES, LISTS, QUEUES, RULES, TOPICS, page_of
 from tests.web.site import Site
 from tests.web.test_admin_exchanges import new
 from tests.web.test_relay_bounds import database_away
 
 TRAFFIC = "/monitor/traffic/"
 ENTRIES = ("/monitor/", "/monitor/topics/", "/monitor/exchanges/")
-NARROW = {"width": 400, "height": 800}
+NARROW, BROAD = ViewportSize(width=400, height=800), ViewportSize(width=1280, height=800)
+# Pages of the monitor and the admin that are opened without permission.
+REFUSED = ("/monitor/topics/?name=T", f"{RULES}?q=T")
 
 
 @pytest.fixture(autouse=True)
@@ -422,7 +416,7 @@ def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, w
 def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     """Make one of everything, with a hostile name; return the addresses of all pages.
 
-    Those of the second list have the same templates as some of the first.
+    Some name a button of the page before. The second list repeats templates of the first.
     """
     site.user("chief", idents=["chat/chief/*"])
     world.rules(
@@ -457,18 +451,17 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     name = quote(HOSTILE, safe="")
     pages = [
         "/", "/chat/", "/login/", *ENTRIES, TRAFFIC, "/api/docs", "/admin/",
-        *(f"/monitor/{kind}/{each}" for kind in ("queues", "streams", "nodes")
-          for each in ("", f"{name}/")),
+        *(f"/monitor/{kind}/{each}" for kind in ("streams", "nodes", "queues")
+          for each in ("", f"{name}/")), f"/monitor/queues/{name}/ Drain…",
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
         f"/monitor/stored/?topic={name}",
-        RULES, f"{RULES}import/",
-        *(page_of(each) for each in (rule, topic, queue, exchange, client)),
+        RULES, f"{RULES}import/", f"{RULES}import/ Show changes",
+        *(page_of(each) for each in (rule, topic, exchange)), page_of(queue),
+        f"{page_of(queue)} Drain…", page_of(client), f"{page_of(client)} Disconnect…",
         page_of(rule, "delete"), page_of(exchange, "dry-run"), page_of(dead, "elements"),
-        CLIENTS, QUEUES,
     ]  # fmt: skip
     more = [
-        TOPICS, IDENTITIES, f"{IDENTITIES}add/", EXCHANGES, SUBSCRIPTIONS, JOBS,
-        "/admin/psqlmessages/traffic/", "/admin/auth/user/", "/admin/auth/user/add/",
+        *({*LISTS} - {*pages}), f"{IDENTITIES}add/", "/admin/auth/user/", "/admin/auth/user/add/",
         "/admin/password_change/", f"{RULES}?ident={HOSTILE[:1]}", f"{CLIENTS}open-transactions/",
         page_of(rule, "history"), page_of(subscription),
         page_of(traffic), f"{RULES}add/", f"{RULES}?q=-", page_of(queue, "elements"),
@@ -480,6 +473,9 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     return pages, more
 
 
+# Rules to import: one is new, one is changed, and the others are removed.
+IMPORTED = (*(RuleEntry("user1", name, "Queue", "*", "W", 60) for name in ("W", HOSTILE)),)
+DOCUMENT = document.write(document.Definitions(IMPORTED)).encode()
 # Violations of accessibility that axe finds.
 VIOLATIONS = """async ([scheme, options]) => {
     const media = matchMedia(`(prefers-color-scheme: ${scheme})`);
@@ -493,7 +489,7 @@ VIOLATIONS = """async ([scheme, options]) => {
     await Promise.allSettled(transitions.map((each) => each.finished));
     // Preloading would resolve the imports of style sheets against the page.
     const { violations } = await axe.run(
-        { resultTypes: ["violations"], preload: false, ...options });
+        { resultTypes: ["violations"], preload: false, selectors: false, ...options });
     const found = violations.filter(({ impact }) => ["critical", "serious"].includes(impact));
     return found.flatMap(({ id, nodes }) => nodes.slice(0, 5).map(({ html }) => `${id}: ${html}`));
 }"""
@@ -504,26 +500,39 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
     # Pages poll as in production, and the browser may cache files.
     page.context.unroute_all()
     faults: dict[str, list[Any]] = {}
-    for address in addresses:
-        page.set_viewport_size(NARROW)
-        answer = page.goto(address)
+    for address in (*addresses, *REFUSED):
+        User.objects.update(is_superuser=address not in REFUSED)
+        path, _, button = address.partition(" ")
+        if not button:
+            answer = page.goto(path)
+        else:
+            if path == f"{RULES}import/":
+                file = FilePayload(name="x", mimeType="application/json", buffer=DOCUMENT)
+                page.locator("#id_document").set_input_files([file])
+                page.locator("#id_replace").check()
+            with page.expect_navigation() as opened:
+                page.get_by_role("button", name=button, exact=True).click()
+            answer = opened.value
         assert answer is not None
         if page.locator("#pill").count():
             expect(page.locator(CURRENT)).to_be_visible()
             expect(page.get_by_text(HOSTILE).first).to_be_attached()
-        found: list[Any] = [answer.status] if answer.status != 200 else []
-        found += page.locator("script:text-is('alert(1)')").all_text_contents() + too_wide(page)
+        is_right = answer.status == (403 if address in REFUSED else 200)
+        found: list[Any] = [] if is_right else [answer.status]
+        found += page.locator("script:text-is('alert(1)')").all_text_contents()
         page.evaluate(AXE_SCRIPT)
-        for scheme in schemes:
-            page.emulate_media(color_scheme=scheme)
-            only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-            found += page.evaluate(VIOLATIONS, [scheme, only])
-            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            channels = [int(number) for number in ground.strip("rgb()").split(",")]
-            if max(channels) >= 64 if scheme == "dark" else min(channels) <= 192:
-                found.append(f"{scheme}: {ground}")
-        page.set_viewport_size({"width": 1280, "height": 800})
-        found += too_wide(page)
+        # The narrow page hides columns.
+        for width in (NARROW, BROAD):
+            page.set_viewport_size(width)
+            found += too_wide(page)
+            for scheme in schemes if width == BROAD or len(schemes) > 1 else ():
+                page.emulate_media(color_scheme=scheme)
+                only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+                found += page.evaluate(VIOLATIONS, [scheme, only])
+                ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+                channels = [int(number) for number in ground.strip("rgb()").split(",")]
+                if max(channels) >= 64 if scheme == "dark" else min(channels) <= 192:
+                    found.append(f"{scheme}: {ground}")
         if found:
             faults[address] = found
     return faults
@@ -532,6 +541,7 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
 @pytest.fixture
 def silent_page(visitors: Visitors) -> Page:
     """An empty page, in which no dialog may open."""
+    visitors.expect(r"403 \(Forbidden\)")
     page = visitors("chief")
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
     return page
