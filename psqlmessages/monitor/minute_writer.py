@@ -359,14 +359,17 @@ class WriterThread(threading.Thread):
 
 
 _threads: list[WriterThread] = []
+_starting: Final = threading.Lock()
 
 
 def start_history_writer() -> None:
     """Start the thread that writes history and refused calls, unless it is running."""
-    if not _threads:
-        _threads.append(WriterThread())
-        atexit.register(stop_history_writer)
-        _threads[0].start()
+    # Two requests may come at the same time, in two threads.
+    with _starting:
+        if not _threads:
+            _threads.append(WriterThread())
+            atexit.register(stop_history_writer)
+            _threads[0].start()
 
 
 def stop_history_writer() -> None:

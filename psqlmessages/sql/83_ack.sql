@@ -181,7 +181,8 @@ BEGIN
             END
           -- Not =, which might lead to a search of all reserved elements.
           AND e.lease::text IS NOT DISTINCT FROM substr(leases[1], strpos(leases[1], '.') + 1)
-          AND q.id = e.queue_id AND EXISTS (SELECT FROM messages._authorized_queue(client_id, q.name, 'R'))
+          -- + 0: while PostgreSQL believes that the table is empty, it would read the whole queue.
+          AND q.id = e.queue_id + 0 AND EXISTS (SELECT FROM messages._authorized_queue(client_id, q.name, 'R'))
         RETURNING e.queue_id INTO v_queue_id;
         IF FOUND THEN
             PERFORM messages._add_queue_counts(v_queue_id, commits => 1);
@@ -252,7 +253,7 @@ BEGIN
                     delay, make_interval(secs => least(power(2, least(e.tries, 10)), 300))
                 ),
                 wait_began_at = clock_timestamp()
-            WHERE e.id = ANY (ids) AND e.queue_id = v_queue.id
+            WHERE e.id = ANY (ids) AND e.queue_id + 0 = v_queue.id
             RETURNING e.id, e.tries, e.available_at
         )
         SELECT array_agg(r.id), array_agg(r.id) FILTER (WHERE r.tries >= v_queue.max_tries), min(r.available_at)
@@ -370,7 +371,7 @@ BEGIN
     WITH renewed AS (
         UPDATE psqlmessages_element AS e
         SET available_at = clock_timestamp() + make_interval(secs => duration), wait_began_at = clock_timestamp()
-        WHERE e.id = ANY (ARRAY(SELECT unnest(v_leased.ids))) AND e.queue_id = (SELECT v_queue.id)
+        WHERE e.id = ANY (ARRAY(SELECT unnest(v_leased.ids))) AND e.queue_id + 0 = (SELECT v_queue.id)
         RETURNING e.*
     )
     SELECT r.id, r.body, r.enc, r.headers, r.mature_at, r.tries,

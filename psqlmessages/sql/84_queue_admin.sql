@@ -9,7 +9,8 @@ LANGUAGE sql
 AS $$
     SELECT ARRAY(
         SELECT e.id FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ids) AND e.queue_id = _lock_unreserved_elements.queue_id
+        -- + 0: see commit.
+        WHERE e.id = ANY (ids) AND e.queue_id + 0 = _lock_unreserved_elements.queue_id
           AND (e.lease IS NULL OR e.available_at <= clock_timestamp())
         ORDER BY e.id FOR UPDATE SKIP LOCKED
     )

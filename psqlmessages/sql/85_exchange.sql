@@ -94,7 +94,7 @@ BEGIN
         FROM named AS n
         CROSS JOIN LATERAL (
             SELECT l.id FROM psqlmessages_element AS l
-            WHERE l.id = n.id AND l.queue_id = _lock_elements.queue_id AND l.available_at <= clock_timestamp()
+            WHERE l.id = n.id AND l.queue_id + 0 = _lock_elements.queue_id AND l.available_at <= clock_timestamp()
             FOR UPDATE SKIP LOCKED
         ) AS e
         WHERE n.lease IS NULL
@@ -105,7 +105,7 @@ BEGIN
         FROM (SELECT * FROM named ORDER BY id) AS n
         CROSS JOIN LATERAL (
             SELECT l.id FROM psqlmessages_element AS l
-            WHERE l.id = n.id AND l.queue_id = _lock_elements.queue_id AND l.lease = n.lease
+            WHERE l.id = n.id AND l.queue_id + 0 = _lock_elements.queue_id AND l.lease = n.lease
             FOR UPDATE
         ) AS e
         WHERE n.lease IS NOT NULL
@@ -442,7 +442,7 @@ BEGIN
         DELETE FROM psqlmessages_element AS e
         WHERE e.ctid = ANY (ARRAY(
             SELECT l.ctid FROM psqlmessages_element AS l
-            WHERE l.id = ANY (elements) AND l.queue_id = source AND l.available_at <= clock_timestamp()
+            WHERE l.id = ANY (elements) AND l.queue_id + 0 = source AND l.available_at <= clock_timestamp()
             ORDER BY l.id
             FOR UPDATE SKIP LOCKED
         ))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 import pytest
 
 from tests.conftest import TestedServer
@@ -11,7 +12,7 @@ from tests.sql.reads import counting
 
 pytestmark = pytest.mark.versions
 
-QUEUES, EACH = 100, 500
+SIZES = {"queues": 100, "each": 500}
 FILL = (
     """
     INSERT INTO psqlmessages_queue (name, channel)
@@ -28,17 +29,28 @@ FILL = (
     FROM generate_series(1, 20) AS n, psqlmessages_queue AS q
     """,
 )
+VACUUM = "VACUUM ANALYZE psqlmessages_element, psqlmessages_elementkey"
 
 
-@pytest.fixture(scope="module", params=["analyzed", "as if empty"])
+@pytest.fixture(scope="module", params=["analyzed", "as if empty", "emptied"])
 def full(server: TestedServer, request) -> Iterator[World]:
     """Many queues with as many elements, half of them mature."""
     world = World(server)
     owner = world.owner.connection
     owner.execute("ALTER TABLE psqlmessages_element SET (autovacuum_enabled = off)")
-    owner.execute("VACUUM ANALYZE psqlmessages_element, psqlmessages_elementkey")
+    if request.param == "emptied":
+        # VACUUM cannot shorten the file while another transaction sees the deleted rows.
+        for statement in FILL[:2]:
+            owner.execute(statement, SIZES)
+        with psycopg.connect(server.url()) as other:
+            other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            other.execute("SELECT")
+            owner.execute("DELETE FROM psqlmessages_element; DELETE FROM psqlmessages_queue")
+            owner.execute(VACUUM)
+    else:
+        owner.execute(VACUUM)
     for statement in FILL:
-        owner.execute(statement, {"queues": QUEUES, "each": EACH})
+        owner.execute(statement, SIZES)
     if request.param == "analyzed":
         owner.execute("ANALYZE psqlmessages_element, psqlmessages_elementkey, psqlmessages_queue")
     world.rules("user1 W Queue Q* RW 1", "user1 W Queue __deadletter__ RW 1")
