@@ -109,6 +109,7 @@ def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> log
     return log.ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
+@pytest.mark.nightly  # Spark needs half a minute
 def test_topics_of_any_name_are_read_once(spark: SparkSession, archive: Archive, root: str):
     archive.write(batch(spark, 1, 56, *NAMES))
     assert archived(archive) == seen(root) == expected(56, *NAMES)
@@ -159,6 +160,7 @@ def test_two_writers_write_once_and_guards_refuse(spark: SparkSession, archive: 
     assert seen(root) == archived(archive) == expected(10, "A", "B")
 
 
+@pytest.mark.nightly  # Spark needs half a minute
 def test_compaction_loses_nothing_to_other_jobs(spark: SparkSession, archive: Archive, root: str):
     def rows(number: int, parts: int = 1) -> DataFrame:
         return batch(spark, 10 * number + 1, 10 * number + 10, "A", "b/c", parts=parts)
