@@ -229,7 +229,9 @@ MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
 
 
 @pytest.mark.nightly
-def test_twenty_consoles_cost_at_most_twice_as_much_as_one(opened: Open, site: Site, pair: Pair):
+def test_twenty_consoles_cost_less_than_three_times_as_much_as_one(
+    opened: Open, site: Site, pair: Pair
+):
     """CPU time of the server process, with half of the consoles at the page of the busy topic."""
     sender, _ = pair("BUSY")
     is_over, sent = Event(), [0]
@@ -260,7 +262,7 @@ def test_twenty_consoles_cost_at_most_twice_as_much_as_one(opened: Open, site: S
             rates[number] = (sent[0] - before) / elapsed
         is_over.set()
     print(f"CPU of the server process by number of consoles: {shares}; messages/s: {rates}")
-    assert shares[20] <= 2 * shares[1]
+    assert shares[20] < 3 * shares[1]
 
 
 def test_malformed_or_too_many_requests_close_the_page(opened: Open):
