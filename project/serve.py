@@ -210,7 +210,7 @@ def _wait_until_answering(server: subprocess.Popen[str], address: str) -> None:
 
 
 def _print_login(address: str, password: str | None) -> None:
-    shown = password or "the one you chose (python manage.py changepassword admin)"
+    shown = password or "as before; to set a new one: python manage.py changepassword admin"
     print(f"\n  address   {address}\n  user      admin\n  password  {shown}\n")
     print("Press Ctrl-C to stop.", flush=True)
 

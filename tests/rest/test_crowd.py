@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -97,7 +97,9 @@ def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
 
     async def scenario() -> None:
         space = RestDatabase("default")
+        listening = asyncio.Event()
         fetch, listen = Mock(wraps=space.pool.fetch), Mock(wraps=space.listener.listen)
+        listen.side_effect = lambda *_, **__: listening.set() or DEFAULT
         monkeypatch.setattr(space.pool, "fetch", fetch)
         monkeypatch.setattr(space.listener, "listen", listen)
 
@@ -107,8 +109,7 @@ def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
 
         tasks: list[asyncio.Task[Any]] = []
         tasks += join(900)
-        while not listen.called:  # noqa: ASYNC110 - counts have no event
-            await asyncio.sleep(0.01)
+        await listening.wait()
         tasks += join(100)
         for number in range(3):
             await asyncio.to_thread(rest.owner.ok, "push", "worker", "orders", str(number))
