@@ -32,7 +32,7 @@ from psqlmessages.monitor.problems import Describe, Link, Problem, ProblemCheck,
 if TYPE_CHECKING:
     from psqlmessages.conf import Settings
 
-# A check lists at most this number of problems.
+# A check lists at most this number of problems; that of subscriptions this number of each state.
 MAX_PER_CHECK: Final = 20
 
 CHECKS: Final[list[ProblemCheck]] = []
@@ -301,7 +301,7 @@ _SUBSCRIPTIONS_QUERY: Final = f"""(
 @_check("subscriptions", _SUBSCRIPTIONS_QUERY, lambda settings: [settings.PROBLEM_LAG_SECONDS])
 def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
     silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
-    for has_expired, ident, topic, since, pinged_at, number in rows[:MAX_PER_CHECK]:
+    for has_expired, ident, topic, since, pinged_at, number in rows:
         severity = Severity.ERROR
         if has_expired:
             text = gettext(
