@@ -368,7 +368,8 @@ _BATCH = 1000
 def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
     """Write an entry for each triple of object, action flag and text, in few statements.
 
-    Call it in the transaction of the action, so that neither is saved without the other.
+    Call it last in the transaction of the action. If both are in one database, neither is saved
+    without the other.
     """
     LogEntry.objects.bulk_create(
         [

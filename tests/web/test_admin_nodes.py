@@ -3,11 +3,13 @@
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.test.utils import override_script_prefix
+from django.db.models import Model
+from django.test.utils import override_script_prefix, override_settings
 
 from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth, Client, Subscription, Topic
+from tests.exchanges.conftest import namespace
 from tests.sql.conftest import Program
 from tests.web.pages import (
     CLIENTS,
@@ -90,6 +92,13 @@ def test_only_the_disconnected_node_ends_and_hears_of_it(admin: Admin, gateway: 
     assert Client.objects.filter(ident="TWO").exists()
 
 
+class HistoryElsewhere:
+    """A router: the history is in another database than the rules."""
+
+    def db_for_write(self, model: type[Model], **_hints: object) -> str | None:
+        return "log" if model is LogEntry else None
+
+
 def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(admin: Admin, gateway: Program):
     gateway.connection.execute("SET application_name = 'sitter'")
     gateway.connection.execute("BEGIN")
@@ -113,9 +122,11 @@ def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(admin: Admin, g
     operator = admin.staff("view_client", "terminate_session")
     page = operator.send(operator.open(OPEN), button)
     assert f"The connection of {named} will be ended." in page.text
-    page = operator.send(page, "End the connection")
+    with namespace("log"), override_settings(DATABASE_ROUTERS=[HistoryElsewhere()]):
+        page = operator.send(page, "End the connection")
     assert page.messages[0].startswith("Not ended: role ")
     assert "Allow it with GRANT pg_signal_backend TO " in page.messages[0]
+    assert not LogEntry.objects.filter(object_id=gateway.pid).exists()
     superuser = admin.world.superuser().connection
     superuser.execute(f"GRANT pg_signal_backend TO {base.current_role()}")
     try:
