@@ -45,7 +45,7 @@ _MESSAGES: Final = """
     WHERE CASE
         WHEN %(path)s::text IS NOT NULL THEN
             %(with_bodies)s
-            AND messages._has_json_field(m.payload, %(path)s::jsonpath, %(variables)s::jsonb)
+            AND messages._has_json_field(m.payload, %(path)s::jsonpath, %(variables)s)
         ELSE %(search)s = '' OR strpos(lower(m.sender), lower(%(search)s)) > 0
             OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
         END
