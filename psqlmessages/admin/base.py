@@ -30,7 +30,6 @@ from django.views.decorators.cache import never_cache
 
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
-from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.rules.document import RuleEntry
 
@@ -256,15 +255,6 @@ class VerbatimForm(ModelForm):
         for field in self.fields.values():
             if isinstance(field, CharField):
                 field.strip = False
-
-
-def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
-    """Return at most ``maximum`` names as text, and the number of omitted names."""
-    texts = [isolate(name) for name in names]
-    listed = separator.join(texts[:maximum])
-    if len(texts) <= maximum:
-        return listed
-    return _("{names} and {number} more").format(names=listed, number=f"{len(texts) - maximum:,}")
 
 
 def try_lock_rules() -> str:

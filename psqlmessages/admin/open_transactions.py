@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin
 from psqlmessages.models import Session
-from psqlmessages.models.names import isolate
+from psqlmessages.models.names import isolate, list_names
 
 # Do not warn of younger transactions, because they will probably end soon.
 _MIN_OPEN_SECONDS = 1
@@ -77,7 +77,7 @@ def describe_delays() -> str:
     )
     if not is_unfinished or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
         return ""
-    names = base.list_names(holders, _MAX_NAMES, "; ")
+    names = list_names(holders, _MAX_NAMES, "; ")
     return _(
         "The rules apply from now on. But some nodes may be shown as connected until these open"
         " transactions end: {transactions}. See Connected nodes / Open transactions."
