@@ -1,9 +1,10 @@
 """Connected nodes, topics and subscriptions in the admin: who does what now, and disconnecting."""
 
+from types import SimpleNamespace
+
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db.models import Model
 from django.test.utils import override_script_prefix, override_settings
 
 from project.postgres import Server
@@ -92,13 +93,6 @@ def test_only_the_disconnected_node_ends_and_hears_of_it(admin: Admin, gateway: 
     assert Client.objects.filter(ident="TWO").exists()
 
 
-class HistoryElsewhere:
-    """A router: the history is in another database than the rules."""
-
-    def db_for_write(self, model: type[Model], **_hints: object) -> str | None:
-        return "log" if model is LogEntry else None
-
-
 def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(admin: Admin, gateway: Program):
     gateway.connection.execute("SET application_name = 'sitter'")
     gateway.connection.execute("BEGIN")
@@ -122,7 +116,9 @@ def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(admin: Admin, g
     operator = admin.staff("view_client", "terminate_session")
     page = operator.send(operator.open(OPEN), button)
     assert f"The connection of {named} will be ended." in page.text
-    with namespace("log"), override_settings(DATABASE_ROUTERS=[HistoryElsewhere()]):
+    # A router: the history is in another database than the rules.
+    to_log = SimpleNamespace(db_for_write=lambda model, **_: "log" if model is LogEntry else None)
+    with namespace("log"), override_settings(DATABASE_ROUTERS=[to_log]):
         page = operator.send(page, "End the connection")
     assert page.messages[0].startswith("Not ended: role ")
     assert "Allow it with GRANT pg_signal_backend TO " in page.messages[0]
