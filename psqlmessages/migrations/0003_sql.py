@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="637d5ccf43c4d61c"),
+        InstallSQL("0.1", digest="c0fbebdbfc6e1b26"),
         # The scripts create these tables, because Django cannot partition them.
         migrations.SeparateDatabaseAndState(
             state_operations=[
