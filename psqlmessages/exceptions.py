@@ -53,8 +53,7 @@ class MessagesError(Exception):
     @property
     def url(self) -> str:
         """The address of the documentation of this error."""
-        anchor = f"#error-{self.number}" if self.number is not None else ""
-        return f"{DOCS_URL}reference/errors/{anchor}"
+        return error_url(self.number)
 
     def __init_subclass__(cls, *, number: int | None = None) -> None:
         super().__init_subclass__()
@@ -85,6 +84,12 @@ class MessagesError(Exception):
         # move elements to that queue. This needs mode W for it.
         needs_write = type_ == "Rpc" or (mode == "A" and dest != self.caller.dest)
         return role, ident, type_, dest, "W" if needs_write else mode or "RW"
+
+
+def error_url(number: int | None) -> str:
+    """Return the address of the documentation of an error number, or of all errors."""
+    anchor = f"#error-{number}" if number is not None else ""
+    return f"{DOCS_URL}reference/errors/{anchor}"
 
 
 def error_for(number: int, text: str) -> MessagesError:
