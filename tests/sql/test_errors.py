@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from psqlmessages.client.refused_calls import needed_rule
+from psqlmessages.exceptions import error_for
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 
@@ -271,6 +273,23 @@ def gathered(case: Case) -> Case:
 CASES += [gathered(case) for case in CASES if case.function in {"rpc", "return"}]
 
 
+# Function, arguments, number and text of an error, and the rule that the node ME needs.
+NEEDED_RULES: list[tuple[str, tuple[Any, ...], int, str, tuple[str, ...]]] = [
+    ("topic_auth", ("T",), 2, "cannot use Topic to T", ("ME", "Topic", "T", "R")),
+    ("topic_status", ("T",), 9, "Topic T is not existent", ("ME", "Topic", "T", "R")),
+    ("topic_status_as", ("ME", "T"), 9, "Topic T is not existent", ("ME", "Topic", "T", "R")),
+    ("unsubscribe", ("ME", "T"), 2, "cannot use Topic to T", ("ME", "Topic", "T", "R")),
+    ("sizes", ("ME", "Q"), 2, "cannot use Queue to Q", ("ME", "Queue", "Q", "R")),
+    ("rpc", ("A", "TOKEN"), 2, "cannot use Rpc to A", ("ME", "Rpc", "A", "W")),
+    ("rpc", ("x*", "TOKEN"), 16, "Client x* don't exist", ("ME", "Rpc", "x*", "W")),
+    ("push", ("A", "Q"), 16, "Client A don't exist", ("A", "Queue", "Q", "W")),
+    ("commit", ("A", LEASE), 16, "Client A don't exist", ("A", "Queue", "", "R")),
+    ("", (), 16, "Client A don't exist", ("A", "", "", "")),
+    ("", (), 3, "cannot auth A with Queue Q", ("ME", "Queue", "Q", "A")),
+    ("init", ("A",), 5, "there are no permissions for ident A", ("A", "", "", "")),
+]  # fmt: skip
+
+
 class ErrorNodes(NamedTuple):
     """A world where each error is one call away."""
 
@@ -326,6 +345,18 @@ def test_a_refused_call_answers_with_number_text_and_warning(nodes: ErrorNodes):
             before = state(nodes.world)
     assert not wrong
     assert len(CASES) > 600
+
+
+def test_a_refused_call_names_the_rule_that_it_needs():
+    table = list(NEEDED_RULES)
+    for case in CASES:
+        if case.number == 3 and case.function not in ("take", "deliver"):
+            mode, type_, dest = case.values.values()
+            rule = ("ME", type_, dest, mode.replace("RW", ""))
+            table.append((case.function, case.arguments, 2, f"cannot use {type_} to {dest}", rule))
+    for name, arguments, number, text, rule in table:
+        sql = f"SELECT messages.{name}()" if name else ""
+        assert needed_rule("ME", error_for(number, text), sql, arguments) == rule, name
 
 
 def ask(nodes: ErrorNodes) -> tuple[Program, str, str]:
