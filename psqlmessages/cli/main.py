@@ -62,6 +62,8 @@ def execute(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MessagesError, psycopg.Error, OSError, ValueError) as error:
+        if isinstance(error, MessagesError):
+            error.caller = error.caller._replace(**_destination(arguments))
         print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
         if isinstance(error, MessagesError) and error.number is not None:
             print(f"See {error.url}", file=sys.stderr)
@@ -71,6 +73,14 @@ def execute(arguments: argparse.Namespace) -> int:
             # None: the previous handler is not Python's, so Python cannot set it again.
             signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
     return code
+
+
+def _destination(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return type and name of the topic or queue of a command, for the rule that it may need."""
+    for type_ in ("Topic", "Queue"):
+        if isinstance(dest := getattr(arguments, type_.lower(), None), str):
+            return {"type": type_, "dest": dest}
+    return {}
 
 
 def _terminate(*_: object) -> NoReturn:

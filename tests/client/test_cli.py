@@ -75,7 +75,9 @@ def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: 
 FAILURES = (
     (("call", "NODE1", "NODE2", "x"), "17: Client NODE2 is not connected"),
     (("send", "NODE1", "ORDERS"), "10: cannot listeners for Topic ORDERS"),
-    (("receive", "OTHER", "ORDERS"), "5: there are no permissions for ident OTHER"),
+    (("receive", "OTHER", "ORDERS"), "('user1', 'OTHER', 'Topic', 'ORDERS', 'RW', 60)"),
+    (("queue", "pop", "OTHER", "Q"), "('user1', 'OTHER', 'Queue', 'Q', 'R', 60)"),
+    (("stream", "publish", "A", "T", "x"), "('user1', 'A', 'Topic', 'T', 'W', 60)"),
     (("status", "UNHEARD"), "there is no topic UNHEARD, or no rule lets"),
     (("call", "NODE1", "NODE2", "{", "--json"), "Expecting property name"), (("demo",), "cannot"),
     (("bench", "--quick"), "cannot prepare the benchmark"),
