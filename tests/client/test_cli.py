@@ -4,12 +4,14 @@ import json
 import re
 import signal
 from io import StringIO
+from typing import Any
 
 import psycopg
 import pytest
 
 from psqlmessages import Node, __version__
 from psqlmessages.cli.main import main
+from psqlmessages.shutdown import signal_handler
 from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, Program, started
 from tests.conftest import TestedServer
@@ -144,6 +146,20 @@ def test_a_signal_ends_receive_and_send_promptly(
         next_message(node1)
         ended(program, number, codes[1])
     assert node1.topic_status("ORDERS").notifiers == ()
+
+
+def test_signal_handlers_are_restored(monkeypatch):
+    for earlier in (print, signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGUSR1, earlier)
+        with signal_handler(repr, signal.SIGUSR1):
+            assert signal.getsignal(signal.SIGUSR1) is repr
+        assert signal.getsignal(signal.SIGUSR1) is earlier
+    # This one always finds a handler that is not Python's.
+    calls: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *call: calls.append(call))
+    with signal_handler(repr, signal.SIGUSR1):
+        pass
+    assert calls == [(signal.SIGUSR1, repr), (signal.SIGUSR1, signal.SIG_DFL)]
 
 
 def test_bench_shows_ratios(server: TestedServer, owner: psycopg.Connection, capsys):
