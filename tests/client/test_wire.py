@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psqlmessages import wire
 from psqlmessages.client.messages import HeaderCache, split_call
-from psqlmessages.wire import (
-    EncodedBody,
-    MalformedPayload,
-    decode,
-    encode_many,
-    parse,
-    parse_number,
-    serialize,
-)
+from psqlmessages.wire import EncodedBody, MalformedPayload, decode, encode_many, parse, serialize
 
 # What PostgreSQL's text can hold: no NUL, no surrogates.
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
@@ -70,7 +63,7 @@ def test_numbers_have_ascii_digits_and_a_maximum():
         ("0" * 5000 + "99", 99), ("9" * 5000, None), ("", None), ("-1", None), ("+1", None),
         (" 1", None), ("1_0", None), ("1.0", None), ("٣", None), ("²", None),
     ):  # fmt: skip
-        assert parse_number(text, 99) == number, text[:9]
+        assert wire.parse_number(text, 99) == number, text[:9]
 
 
 @given(texts | st.binary() | no_texts)

@@ -70,11 +70,11 @@ WITH_TOPIC: dict[str, tuple[Any, ...]] = {
     "subscribe": ("ME", "BOTH", 60, 10), "unsubscribe": ("ME", "BOTH"),
     "subscription": ("ME", "BOTH"), "stream_horizons": ("ME", ["BOTH"]),
     "subscribe_from": ("ME", ["BOTH"], [0], 60),
-    "publish_staged": ("ME", "BOTH", "query", 0, [], 0),
+    "publish_staged": ("ME", "BOTH", "query", 0, [], 0), "read_stream": ("ME", "BOTH"),
 }  # fmt: skip
 WITH_QUEUE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(["pause", "resume", "drain", "sizes", "queue_listen"], ("ME", "QBOTH")),
-    "remove_queue": ("ME", "QBOTH"),
+    **dict.fromkeys(["remove_queue", "peek"], ("ME", "QBOTH")),
     "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60), "push": ("ME", "QBOTH", "body"),
     "push_many": ("ME", "QBOTH", ["body"]), "pop": ("ME", "QBOTH", 1),
     "reserve": ("ME", "QBOTH", 1, 60.0), "take": ("ME", "QBOTH", 1), "remove": ("ME", "QBOTH", 1),
@@ -103,12 +103,12 @@ NO_PATTERN = {*WITH_TOPIC} - {"topic_observe", "topic_unobserve", "stream_horizo
 MODES = {
     "W": [*SENDS, *PUBLISHES, "topic_notify", "topic_unnotify", "publish_staged"],
     "R": ["topic_listen", "topic_unlisten", "subscribe", "subscription", "stream_horizons",
-          "subscribe_from"],
+          "subscribe_from", "read_stream"],
     "O": ["topic_observe", "topic_unobserve"],
 }  # fmt: skip
 QUEUE_MODES = {
     "W": [*PUSHES, "push_staged"],
-    "R": [*TAKES, "queue_listen", "deliver", "renew"],
+    "R": [*TAKES, "peek", "queue_listen", "deliver", "renew"],
     "RW": ["remove", "pause", "resume", "drain"],
     "A": ["configure_queue", "remove_queue", "remove_elements", "move_elements"],
 }
@@ -229,6 +229,7 @@ CASES = [
     *wrong(60, ["subscribe_from"], 3, 0, -1, None, argument="timeout"),
     *wrong(60, ["subscribe"], 3, 0, -1, None, argument="max_rows"),
     *wrong(60, ["stream_horizons"], 3, 0, -1, argument="max_rows"),
+    Case(60, "read_stream", ("ME", "BOTH", 0, None, 0), {"argument": "max_rows"}),
     *wrong(60, TAKES, 2, 0, -1, None, argument="count"),
     *wrong(60, ["reserve"], 3, 0.0, -1.0, float("nan"), 1e12, argument="duration"),
     *wrong(60, ["configure_queue"], 4, 0, -1, argument="key_timeout"),
@@ -305,6 +306,7 @@ def nodes(server: TestedServer) -> Iterator[ErrorNodes]:
     world.rules(*RULES)
     me = world.node("user1", "ME", notify="BOTH QUIET")
     other = world.node("user2", "OTHER", listen="BOTH WRITE")
+    me.ok("push", "ME", "QBOTH", "x")
     world.execute("UPDATE messages._settings SET max_body_bytes = 8192")
     yield ErrorNodes(world, me, other, world.program("user1"))
     world.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
@@ -388,7 +390,6 @@ def prepared(nodes: ErrorNodes) -> Iterator[Case]:
         yield Case(55, "return", (*asked, "answer", enc), {"enc": enc}, caller="other")
     nodes.me.ok("publish_staged", "ME", "BOTH", "imports", 5, [], 0)
     told = {"batch": 4, "query": "imports", "last": 5}
-    nodes.me.ok("push", "ME", "QBOTH", "body")
     yield Case(66, "remove_queue", ("ME", "QBOTH"), {"queue": "QBOTH"})
     yield Case(65, "publish_staged", ("ME", "BOTH", "imports", 4, [], 0), told)
 
