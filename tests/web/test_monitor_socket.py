@@ -229,13 +229,10 @@ MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
 
 
 @pytest.mark.nightly
-def test_twenty_consoles_cost_less_than_three_times_as_much_as_one(
-    opened: Open, site: Site, pair: Pair
-):
+def test_twenty_consoles_cost_at_most_twice_as_much_as_one(opened: Open, site: Site, pair: Pair):
     """CPU time of the server process, with half of the consoles at the page of the busy topic.
 
-    Each console has a user of its own, whose permissions are checked twice a second: that is more
-    than half of the cost. On a quiet machine the factor is 2.1 to 2.4; on a busy one, below 2.
+    Each console has a user of its own.
     """
     sender, _ = pair("BUSY")
     is_over, sent = Event(), [0]
@@ -266,7 +263,7 @@ def test_twenty_consoles_cost_less_than_three_times_as_much_as_one(
             rates[number] = (sent[0] - before) / elapsed
         is_over.set()
     print(f"CPU of the server process by number of consoles: {shares}; messages/s: {rates}")
-    assert shares[20] < 3 * shares[1]
+    assert shares[20] <= 2 * shares[1]
 
 
 def test_malformed_or_too_many_requests_close_the_page(opened: Open):

@@ -8,16 +8,21 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.backends import ModelBackend
+from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
 from django.core import signing
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import Settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from psqlmessages.models import WebIdentity
+from psqlmessages.monitor.access import ACCESS_PERMISSIONS, VIEW_BODIES, VIEW_MONITOR
 from psqlmessages.relay.asgi import has_allowed_origin
 from psqlmessages.relay.auth import read_token, token_for
+from psqlmessages.relay.revalidation import Credentials, MonitoredSocket, find_revocations
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -244,3 +249,59 @@ def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch
     began = monotonic()
     assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
     assert monotonic() - began > 1
+
+
+class OpenPage(MonitoredSocket):
+    permissions = ACCESS_PERMISSIONS
+    granted: Any = None
+
+    def __init__(self, user: User) -> None:
+        self.credentials = Credentials(user.pk, user.get_session_auth_hash())
+
+    def permits(self, user: User, granted: Any) -> bool:
+        self.granted = granted
+        return True
+
+
+class BackendOfAProject(ModelBackend):
+    """Nobody may see bodies."""
+
+    def has_perm(self, user: Any, perm: str, obj: Any = None) -> bool:
+        return perm != VIEW_BODIES and super().has_perm(user, perm, obj)
+
+
+# The user's own permissions, those of both groups, and what is granted.
+USERS: tuple[tuple[dict[str, bool], str, str, set[str] | None], ...] = (
+    ({}, "view_monitor view_bodies", "", {VIEW_MONITOR, VIEW_BODIES}),
+    ({}, "", "view_monitor view_bodies", {VIEW_MONITOR, VIEW_BODIES}),
+    ({}, "view_bodies view_auth", "view_monitor", {VIEW_MONITOR, VIEW_BODIES}),
+    ({}, "", "view_monitor view_auth", {VIEW_MONITOR}),
+    ({}, "view_auth", "", set()),
+    ({"is_superuser": True}, "", "", {VIEW_MONITOR, VIEW_BODIES}),
+    ({"is_superuser": True, "is_active": False}, "view_monitor", "view_monitor", None),
+)
+
+
+def test_one_query_reads_the_permissions_of_all_pages_as_has_perm_does(
+    database: World, settings: Settings
+):
+    pages = []
+    for number, (fields, own, of_groups, _) in enumerate(USERS):
+        user = User.objects.create_user(f"user{number}", **fields)
+        user.user_permissions.set(Permission.objects.filter(codename__in=own.split()))
+        for each in of_groups.split():
+            group = Group.objects.create(name=f"{number} {each}")
+            group.permissions.add(Permission.objects.get(codename=each))
+            user.groups.add(group)
+        pages.append(OpenPage(user))
+    subjects = [(page, page.credentials, None) for page in pages]
+    with CaptureQueriesContext(connection) as queries:
+        find_revocations(subjects)
+    assert [page.granted for page in pages] == [granted for *_, granted in USERS]
+    assert len(queries) == 2, "one reads the users"
+    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.BackendOfAProject"]
+    find_revocations(subjects)
+    # Active superusers need no backend.
+    expected = [granted and granted - {VIEW_BODIES} for *_, granted in USERS]
+    expected[5] = {VIEW_MONITOR, VIEW_BODIES}
+    assert [page.granted for page in pages] == expected
