@@ -1,11 +1,12 @@
 """Who may open a WebSocket: users of the site's own pages, and programs with a token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth.backends import ModelBackend
@@ -22,7 +23,7 @@ from psqlmessages.models import WebIdentity
 from psqlmessages.monitor.access import ACCESS_PERMISSIONS, VIEW_BODIES, VIEW_MONITOR
 from psqlmessages.relay.asgi import has_allowed_origin
 from psqlmessages.relay.auth import read_token, token_for
-from psqlmessages.relay.revalidation import Credentials, MonitoredSocket, find_revocations
+from psqlmessages.relay.revalidation import Credentials, find_revocations
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -252,49 +253,38 @@ def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch
 
 
 class BackendOfAProject(ModelBackend):
-    """Nobody but a superuser may see bodies."""
-
     def has_perm(self, user: Any, perm: str, obj: Any = None) -> bool:
         return perm != VIEW_BODIES and super().has_perm(user, perm, obj)
 
 
-class OpenPage(MonitoredSocket):
-    permissions = ACCESS_PERMISSIONS
-
-    def __init__(self, user: User) -> None:
-        self.credentials = Credentials(user.pk, user.get_session_auth_hash())
-        self.granted: set[str] = set()
-
-    def permits(self, user: User, granted: Any) -> bool:
-        self.granted = set(granted)
-        return True
-
-
-# The user, the user's own permissions and the group's, and what both backends grant.
-USERS: tuple[tuple[dict[str, bool], str, str, set[str], set[str]], ...] = (
-    ({}, "view_monitor view_bodies", "", {VIEW_MONITOR, VIEW_BODIES}, {VIEW_MONITOR}),
-    ({}, "view_bodies", "view_monitor view_auth", {VIEW_MONITOR, VIEW_BODIES}, {VIEW_MONITOR}),
-    ({}, "view_auth", "view_bodies", {VIEW_BODIES}, set()),
-    ({}, "", "", set(), set()),
-    ({"is_superuser": True}, "", "", {*ACCESS_PERMISSIONS}, {*ACCESS_PERMISSIONS}),
-    ({"is_superuser": True, "is_active": False}, "view_monitor", "view_monitor", set(), set()),
+# A user, the user's own permissions, those of the group, and what Django's backend grants.
+USERS: tuple[tuple[dict[str, bool], str, str, Set[str] | None], ...] = (
+    ({}, "view_monitor view_bodies", "", ACCESS_PERMISSIONS),
+    ({}, "view_bodies", "view_monitor view_auth", ACCESS_PERMISSIONS),
+    ({}, "view_auth", "view_bodies", {VIEW_BODIES}),
+    ({}, "", "", set()),
+    ({"is_superuser": True}, "", "", ACCESS_PERMISSIONS),
+    ({"is_superuser": True, "is_active": False}, "view_monitor", "view_monitor", None),
 )
 
 
 @pytest.mark.usefixtures("database")
 def test_one_query_reads_the_permissions_of_all_pages_as_has_perm_does(settings: Settings):
     pages = []
-    for number, (fields, own, of_group, *_) in enumerate(USERS):
+    for number, (fields, own, of_group, _) in enumerate(USERS):
         user = User.objects.create_user(f"user{number}", **fields)
         user.user_permissions.set(Permission.objects.filter(codename__in=own.split()))
         group = user.groups.create(name=user.username)
         group.permissions.set(Permission.objects.filter(codename__in=of_group.split()))
-        pages.append(OpenPage(user))
-    subjects = [(page, page.credentials, None) for page in pages]
+        credentials = Credentials(user.pk, user.get_session_auth_hash())
+        pages.append(Mock(permissions=ACCESS_PERMISSIONS, credentials=credentials))
+
+    def granted() -> list[Set[str] | None]:
+        find_revocations([(page, page.credentials, None) for page in pages])
+        return [page.permits.call_args and page.permits.call_args.args[1] for page in pages]
+
     with CaptureQueriesContext(connection) as queries:
-        find_revocations(subjects)
+        assert granted() == [each[3] for each in USERS]
     assert len(queries) == 2, "one reads the users"
-    assert [page.granted for page in pages] == [each[3] for each in USERS]
     settings.AUTHENTICATION_BACKENDS = [f"{__name__}.BackendOfAProject"]
-    find_revocations(subjects)
-    assert [page.granted for page in pages] == [each[4] for each in USERS]
+    assert granted() == [{VIEW_MONITOR}, {VIEW_MONITOR}, set(), set(), ACCESS_PERMISSIONS, None]
