@@ -1,6 +1,6 @@
 """Who may open a WebSocket: users of the site's own pages, and programs with a token."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
 from django.core import signing
@@ -20,7 +19,7 @@ from pytest_django import Settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from psqlmessages.models import WebIdentity
-from psqlmessages.monitor.access import ACCESS_PERMISSIONS, VIEW_BODIES, VIEW_MONITOR
+from psqlmessages.monitor.access import ACCESS_PERMISSIONS, VIEW_BODIES
 from psqlmessages.relay.asgi import has_allowed_origin
 from psqlmessages.relay.auth import read_token, token_for
 from psqlmessages.relay.revalidation import Credentials, find_revocations
@@ -252,17 +251,11 @@ def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch
     assert monotonic() - began > 1
 
 
-class BackendOfAProject(ModelBackend):
-    def has_perm(self, user: Any, perm: str, obj: Any = None) -> bool:
-        return perm != VIEW_BODIES and super().has_perm(user, perm, obj)
-
-
-# A user, the user's own permissions, those of the group, and what Django's backend grants.
-USERS: tuple[tuple[dict[str, bool], str, str, Set[str] | None], ...] = (
+# A user, the user's own permissions, those of the group, and those that the page gets.
+USERS: tuple[tuple[dict[str, bool], str, str, Any], ...] = (
     ({}, "view_monitor view_bodies", "", ACCESS_PERMISSIONS),
     ({}, "view_bodies", "view_monitor view_auth", ACCESS_PERMISSIONS),
     ({}, "view_auth", "view_bodies", {VIEW_BODIES}),
-    ({}, "", "", set()),
     ({"is_superuser": True}, "", "", ACCESS_PERMISSIONS),
     ({"is_superuser": True, "is_active": False}, "view_monitor", "view_monitor", None),
 )
@@ -270,21 +263,19 @@ USERS: tuple[tuple[dict[str, bool], str, str, Set[str] | None], ...] = (
 
 @pytest.mark.usefixtures("database")
 def test_one_query_reads_the_permissions_of_all_pages_as_has_perm_does(settings: Settings):
-    pages = []
+    subjects = []
     for number, (fields, own, of_group, _) in enumerate(USERS):
         user = User.objects.create_user(f"user{number}", **fields)
-        user.user_permissions.set(Permission.objects.filter(codename__in=own.split()))
         group = user.groups.create(name=user.username)
-        group.permissions.set(Permission.objects.filter(codename__in=of_group.split()))
+        for granting, names in ((user.user_permissions, own), (group.permissions, of_group)):
+            granting.set(Permission.objects.filter(codename__in=names.split()))
         credentials = Credentials(user.pk, user.get_session_auth_hash())
-        pages.append(Mock(permissions=ACCESS_PERMISSIONS, credentials=credentials))
-
-    def granted() -> list[Set[str] | None]:
-        find_revocations([(page, page.credentials, None) for page in pages])
-        return [page.permits.call_args and page.permits.call_args.args[1] for page in pages]
-
-    with CaptureQueriesContext(connection) as queries:
-        assert granted() == [each[3] for each in USERS]
-    assert len(queries) == 2, "one reads the users"
-    settings.AUTHENTICATION_BACKENDS = [f"{__name__}.BackendOfAProject"]
-    assert granted() == [{VIEW_MONITOR}, {VIEW_MONITOR}, set(), set(), ACCESS_PERMISSIONS, None]
+        subjects.append((Mock(permissions=ACCESS_PERMISSIONS), credentials, None))
+    # Other backends decide for each user: one query reads the users, six their permissions.
+    for backend, number in (("ModelBackend", 2), ("AllowAllUsersModelBackend", 1 + 3 * 2)):
+        settings.AUTHENTICATION_BACKENDS = [f"django.contrib.auth.backends.{backend}"]
+        with CaptureQueriesContext(connection) as queries:
+            find_revocations(subjects)
+        calls = [page.permits.call_args for page, *_ in subjects]
+        assert [call and call.args[1] for call in calls] == [each[3] for each in USERS]
+        assert len(queries) == number
