@@ -162,8 +162,8 @@ def test_the_history_is_drawn_and_uncounted_times_are_shaded(visitors: Visitors,
             expect(page.locator("[aria-pressed=true]")).to_have_text(length)
             expect(page.locator("#history-note")).to_have_text(sums)
             expect(page.locator("#history .line")).to_have_count(lines)
-            # Before and after the period, in both panels.
-            expect(page.locator("#history .unknown")).to_have_count(4)
+        # Before and after the period, in both panels.
+        expect(page.locator("#history .unknown")).to_have_count(4)
 
 
 def test_the_page_of_a_topic_sends_and_filters(visitors: Visitors, world: World):
