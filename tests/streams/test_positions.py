@@ -109,6 +109,15 @@ def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Str
     second.ok("subscribe_from", "SUB", ["T", "NEW.1"], [0, 0], 60)
 
 
+def test_an_open_save_of_rules_delays_no_living_subscription(stream: Stream):
+    stream.got()
+    stream.subscriber.execute("SET lock_timeout = '2s'")
+    with stream.world.owner.connection.transaction(force_rollback=True):
+        stream.execute("UPDATE messages.auth SET timeout = 20")
+        subscribe_from(stream, 0)
+        assert stream.got() == []
+
+
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 @pytest.mark.parametrize(
     "call", [
