@@ -78,24 +78,24 @@ class Tasks:
 
     def a_call(self, function: str, text: str) -> tuple[Any, str, bool]:
         """Create a call; return its body, too, and whether it must be refused."""
-        is_refused, at = self.chance.random() < 0.2, self.chance.choice("12")
+        is_refused, suffix = self.chance.random() < 0.2, self.chance.choice("12")
         node: Any = self.chance.choice([self.node, self.threads])
         if function == "commit":
             element = self.leases.pop()
             return self.node.commit("no" if is_refused else element), element.body, is_refused
         if is_refused and self.chance.random() < 0.5:
-            at = "REFUSED*"
+            suffix = "REFUSED*"
         else:
             text += TOO_LARGE if is_refused else self.chance.choice(["", LARGE])
         if function == "send":
-            call: Any = node.topic_send("ORDERS" if len(at) == 1 else at, text)
+            call: Any = node.topic_send("ORDERS" if len(suffix) == 1 else suffix, text)
         elif function == "request":
-            call = node.rpc("NODE2" if len(at) == 1 else at, "token", text)
+            call = node.rpc("NODE2" if len(suffix) == 1 else suffix, "token", text)
         elif function == "publish":
-            call = node.publish(f"N{at}", text)
+            call = node.publish(f"N{suffix}", text)
         else:
             key = text[:50] if function == "push with a key" else None
-            call = node.push(f"N{function}.{at}", text, key=key)
+            call = node.push(f"N{function}.{suffix}", text, key=key)
         return call, text, is_refused
 
     async def run(self, task: int) -> None:

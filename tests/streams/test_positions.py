@@ -79,7 +79,7 @@ def test_a_subscription_moves_to_a_position_and_keeps_later_messages(stream: Str
     assert stream.stored() == []
     # A call from an earlier position reports that messages were removed.
     missed = [{"Topic": "T", "Removed": ids[3]}]
-    assert [subscribe_from(stream, at)["Missed"] for at in (ids[2], ids[3])] == [missed, []]
+    assert [subscribe_from(stream, each)["Missed"] for each in ids[2:]] == [missed, []]
     assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
 
 
