@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,6 +74,9 @@ class Tasks:
     threads: NodeOfThreads
     chance: random.Random
     leases: list[Element]
+    # What to do before the call of a number, while others are running.
+    acts: dict[int, Callable[[], Awaitable[object]]]
+    calls: int = 0
     outcome: Outcome = field(default_factory=Outcome)
 
     def a_call(self, function: str, text: str) -> tuple[Any, str, bool]:
@@ -102,6 +105,9 @@ class Tasks:
         for number in range(CALLS):
             function = self.chance.choice(FUNCTIONS)
             call, body, is_refused = self.a_call(function, f"{task}-{number}-")
+            self.calls += 1
+            if act := self.acts.get(self.calls):
+                await act()
             try:
                 async with asyncio.timeout(0.002 if self.chance.random() < 0.1 else None):
                     answer = await call
@@ -138,13 +144,12 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed
         bodies = [f"leased {n:03}" for n in range(TASKS * CALLS)]
         await node.push_many("NLEASED", bodies)
         leases = await node.reserve("NLEASED", TASKS * CALLS, SOON)
-        tasks = Tasks(node, threads, chance, leases)
+        kills_at = chance.sample(range(TASKS, TASKS * CALLS), kills)
+        kill = partial(asyncio.to_thread, gathering.end_backends, KILLED)
+        tasks = Tasks(node, threads, chance, leases, dict.fromkeys(kills_at, kill))
         async with asyncio.TaskGroup() as group:
             for task in range(TASKS):
                 group.create_task(tasks.run(task))
-            for _ in range(kills):
-                await asyncio.sleep(chance.random() / 20)
-                await asyncio.to_thread(gathering.end_backends, KILLED)
         await node.topic_send("ORDERS", "last")
         received = [message async for message in until_last(listener)]
     assert tasks.outcome.wrong == []
