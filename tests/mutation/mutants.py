@@ -63,7 +63,7 @@ def _replacements(
     source: str, tokens: list[re.Match[str]], words: list[str], index: int
 ) -> Iterator[tuple[int, int, str]]:
     """What may be replaced from a token on: first and last token, and the constant."""
-    word = words[index]
+    word, rest = words[index], source[tokens[index].start() :][:300]
     if word in MODES:
         yield index, index, MODES[word]
     elif word == "PERFORM" and words[index - 1] in ("BEGIN", ";", "THEN", "ELSE", "LOOP"):
@@ -74,19 +74,12 @@ def _replacements(
         last = _operand(words, index)
         if last > index + 1 or (last > index and words[last][0] != "'"):
             yield index + 1, last, NEUTRAL[word]
-    elif _begins_condition(source, tokens[index]):
+    elif word in CONDITION and not (NO_CONDITION.match(rest.upper()) or ERROR.match(rest)):
         whole, first, joined = _condition(words, index)
         if whole > index and (word in BRANCH or joined is None):
             yield index + 1, whole, "false" if word in BRANCH else "true"
         if first > index and joined is not None:
             yield index + 1, first, NEUTRAL[joined]
-
-
-def _begins_condition(source: str, token: re.Match[str]) -> bool:
-    """Whether a condition follows a token."""
-    rest = source[token.start() : token.start() + 300]
-    is_keyword = token.group().upper() in CONDITION
-    return is_keyword and not (NO_CONDITION.match(rest.upper()) or ERROR.match(rest))
 
 
 def _closing(words: list[str], index: int) -> int:

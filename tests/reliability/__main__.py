@@ -29,10 +29,7 @@ BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
 
 
 def update_page(new: list[dict[str, Any]], *, is_complete: bool) -> None:
-    """Put counts into the table, grouped by fault; after a complete run, drop all other rows.
-
-    A run is complete if it ran all tests and skipped none.
-    """
+    """Put counts into the table, grouped by fault; after a complete run, drop all other rows."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     table, _, after = rest.partition(END)
     head, rows = table.splitlines(keepends=True)[:2], table.splitlines()[2:]
@@ -46,7 +43,10 @@ def update_page(new: list[dict[str, Any]], *, is_complete: bool) -> None:
 
 
 def main() -> int:
-    """Run the tests; if one fails, leave the page as it is and print where the counts are."""
+    """Run the tests; if one fails, leave the page as it is and print where the counts are.
+
+    A run of some tests, or one that skips a test, is not complete.
+    """
     counts = Path(tempfile.mkdtemp(), "counts.jsonl")
     results = counts.with_name("results.xml")
     options = ["-m", "", "-o", "timeout=900", f"--junit-xml={results}"]
