@@ -75,7 +75,7 @@ async def read_graph() -> str | None:
     exchanges = [_describe_exchange(row) for row in rows[:MAX_EXCHANGES]]
     names = _queue_names(exchanges)
     queues = await asyncio.gather(*(_read_queues(*item) for item in names.items()))
-    _mark_cycles(exchanges)
+    mark_cycles(exchanges)
     return to_json(
         {
             "now": time.time(),
@@ -148,7 +148,7 @@ def _queue_names(exchanges: list[dict[str, Any]]) -> dict[str, set[str]]:
     return names
 
 
-def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
+def mark_cycles(exchanges: list[dict[str, Any]]) -> None:
     """Add ``is_in_cycle`` to each destination."""
     cycles = find_cycles(
         DefinedExchange(

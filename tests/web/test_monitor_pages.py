@@ -139,8 +139,8 @@ def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files(admin: Admin):
         assert response.status_code == 200, address
         # Uncompressed, but lists of the admin, here short ones, need large scripts of Django.
         compressed = gzip.compress if address in LISTS else bytes
-        linked = [of for tag, of in tags(response) if tag in ("script", "link", "img")]
-        waiting = [of.get("src") or of.get("href", "") for of in linked]
+        linked = [named for tag, named in tags(response) if tag in ("script", "link", "img")]
+        waiting = [named.get("src") or named.get("href", "") for named in linked]
         sizes = {address: len(response.content)}
         for name in waiting:
             if name.startswith("/static/"):
