@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
@@ -17,6 +18,7 @@ import pytest
 
 from project.postgres import Server, ServerError
 from project.postgres import home as home_module
+from project.serve import describe_data
 from tests.servers import SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +124,16 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
         server.start()
     assert pid_of(server) != old
     assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
+
+
+def test_data_of_an_earlier_run_are_announced(server: Server):
+    created_at, second = server.home.created_at, timedelta(seconds=1)
+    server.stop()
+    server.start()
+    assert describe_data(server.home, created_at - second) == f"Data: new, in {server.home.data}"
+    text = describe_data(server.home, created_at + second)
+    assert f"of an earlier run, created {created_at:%Y-%m-%d %H:%M}" in text
+    assert text.endswith(f"in {server.home.data}; to delete them: make clean")
 
 
 def test_a_taken_port_is_exchanged_for_another(server: Server):
