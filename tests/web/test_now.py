@@ -122,7 +122,7 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      "/monitor/streams/T/", "Start the node"),
     (lambda world: slow_reader(world, timeout=9, pinged_at=timezone.now() - timedelta(seconds=10)),
      "subscriptions:SUB/T", "error", "“SUB” to “T” has expired: it misses messages since 20",
-     "/monitor/streams/T/", "Recovered: false"),
+     "/monitor/streams/T/", "continues with new messages"),
     (transaction, "transactions:", "warning", "in a transaction for", "open-trans", "._terminate("),
     (refused, "refused_calls:example Topic O'T", "warning", "3 calls of “example” to “O'T” were",
      "/monitor/nodes/example/", f"allow example W Topic {QUOTED} --role {Server.owner}"),
@@ -179,6 +179,34 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
     slow_reader(quiet, is_alive=False)
     quiet.program("user2").ok("subscribe", "SUB", "T", 3600)
     assert "subscriptions:SUB/T" not in {problem["id"] for problem in read(client, **token)}
+
+
+def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(quiet: World):
+    since = timezone.now() - timedelta(minutes=9)
+    for values, minutes, button, *needed in (
+        ({"is_running": False}, 0, "Start", "change_exchange"),
+        ({"is_running": False}, 7, "Start", "change_exchange"),
+        ({}, 0, "Add the rules", "view_exchange", "add_auth", "change_auth"),
+    ):
+        quiet.begin()
+        quiet.rule("user1", "W", "Queue", "*", "RW", 60)
+        made = Exchange.objects.create(name="x", source_queue="orders", **values)
+        if values:
+            push(quiet, "orders", minutes)
+        else:
+            count(made, ("ok", -1, 1), missing_rules=["default: INSERT"], failing_since=since)
+        listing._results.clear()
+        page = logged_in("view_monitor").get("/monitor/").text
+        assert page.count('href="/monitor/exchanges/"') == 2 + (minutes > 0)
+        for name in needed:
+            assert f"<code>psqlmessages.{name}</code>" in page
+        assert (f'datetime="{since:%Y-%m-%dT%H:%M:%S}' in page) is not bool(values)
+        helper = logged_in("view_monitor", "view_destination", *needed)
+        page = helper.get("/monitor/").text
+        assert "ask a user with these" not in page
+        address = f"/admin/psqlmessages/exchange/{made.pk}/change/"
+        assert page.count(f'href="{address}"') == 1 + (minutes > 0)
+        assert button in helper.get(address).text
 
 
 def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
