@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from project.postgres import Server, ServerError
+from project.postgres import __main__ as command_module
 from project.postgres import home as home_module
 from project.serve import describe_data
 from tests.servers import SERVER
@@ -153,7 +154,7 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
-def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconfig):
+def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconfig, monkeypatch):
     tmp_path.chmod(0o700)
     server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
     refuge = server.home.folder.parent
@@ -164,3 +165,9 @@ def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconf
             server.start()
     finally:
         refuge.rmdir()
+    # Data stay there if the project's folder is deleted: `make clean` in a new clone removes them.
+    server.home.prepare()
+    shutil.rmtree(tmp_path / ".postgres")
+    monkeypatch.setattr(command_module, "CLUSTERS", tmp_path / ".postgres")
+    assert command_module._remove_all() == 0
+    assert not refuge.exists()
