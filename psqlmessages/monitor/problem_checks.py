@@ -499,8 +499,9 @@ def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Pro
         if waiting and seconds >= MIN_LOCK_SECONDS:
             since = now - timedelta(seconds=seconds)
             sentence = ngettext(
-                "NOTIFY lock: {number} commit has waited {age} for pid {pid}.",
-                "NOTIFY lock: {number} commits wait, the longest for {age}, for pid {pid}.",
+                "{number} commit has waited {age} for pid {pid}, which holds the NOTIFY lock.",
+                "{number} commits wait for pid {pid}, which holds the NOTIFY lock. The first has"
+                " waited {age}.",
                 waiting,
             ).format(number=waiting, age=format_age(seconds), pid=holder)
             cure = commit_lock_finding(waiting, seconds, holder, None).fix

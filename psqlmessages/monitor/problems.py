@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Sequence[Any]]
 
-_DOCTOR: Final = "psqlmessages doctor"
+_DOCTOR: Final = "python manage.py psqlmessages doctor"
 
 
 class Severity(StrEnum):

@@ -135,7 +135,12 @@ OF_THE_SERVER = (
     ("notification_queue", (0.5, *[None] * 7), "error", "Notification queue: 50.0000% full."),
     ("notification_queue", (0.01, *HOLDER), "warning", "held back by pid 7 (shop, no name)"),
     ("notification_queue", (0.2, *HOLDER), "error", "which is idle in transaction for 65 s."),
-    ("commit_lock", (3, 8.0, 7), "error", "3 commits wait, the longest for 8 s, for pid 7"),
+    (
+        "commit_lock",
+        (3, 8.0, 7),
+        "error",
+        "3 commits wait for pid 7, which holds the NOTIFY lock. The first has waited 8 s",
+    ),
     ("restart", (timezone.now(),), "warning", "PostgreSQL was started"),
 )
 
@@ -158,7 +163,7 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
         assert read(client, **token) == []
         page = viewer.get("/monitor/").text
         assert "No problems: all 11 checks passed." in page
-        assert "log records refused calls of programs that call the SQL functions" in page
+        assert "look for their refused calls in PostgreSQL" in page
         if make is transaction:
             settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_TRANSACTION_SECONDS": 1}
         make(quiet)
