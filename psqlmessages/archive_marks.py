@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.db import DEFAULT_DB_ALIAS
 
 from psqlmessages import orm
+from psqlmessages.client.stream_calls import unsubscribe
 from psqlmessages.pipeline.archive import mark_calls
 
 
@@ -27,7 +28,7 @@ def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
     Runs in Django's transaction. Raises MessagesError if the call is refused.
     """
-    return orm.run(mark_calls.unmark(topic), using)
+    return orm.run(unsubscribe(mark_calls.IDENT, topic), using)
 
 
 def list_marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:

@@ -53,8 +53,7 @@ class MessagesError(Exception):
     @property
     def url(self) -> str:
         """The address of the documentation of this error."""
-        anchor = f"#error-{self.number}" if self.number is not None else ""
-        return f"{DOCS_URL}reference/errors/{anchor}"
+        return error_url(self.number)
 
     def __init_subclass__(cls, *, number: int | None = None) -> None:
         super().__init_subclass__()
@@ -81,16 +80,29 @@ class MessagesError(Exception):
     def _missing_rule(self, **values: str) -> Rule:
         """Return a rule for the caller, with these values in place of those of the call."""
         role, ident, type_, dest, mode = self.caller._replace(**values)
-        # If a call needs mode A and the error names another queue than the call, the call would
-        # move elements to that queue. This needs mode W for it.
-        needs_write = type_ == "Rpc" or (mode == "A" and dest != self.caller.dest)
-        return role, ident, type_, dest, "W" if needs_write else mode or "RW"
+        mode = needed_mode(mode, self.caller.dest, type_, dest) or "RW"
+        return role, ident, type_, dest, mode
+
+
+def error_url(number: int | None) -> str:
+    """Return the address of the documentation of an error number, or of all errors."""
+    anchor = f"#error-{number}" if number is not None else ""
+    return f"{DOCS_URL}reference/errors/{anchor}"
 
 
 def error_for(number: int, text: str) -> MessagesError:
     """Create an error of the class with this number; of MessagesError if there is none."""
     error_class = classes_by_number.get(number)
     return error_class(text) if error_class else MessagesError(text, number=number)
+
+
+def needed_mode(mode: str, called_dest: str, type_: str, dest: str) -> str:
+    """Return the mode that a refused call needs for the destination in its error.
+
+    ``mode`` is the mode that it needs for ``called_dest``, its own destination; "" if unknown.
+    """
+    # A call that needs mode A for its own queue would move elements to another one, which needs W.
+    return "W" if type_ == "Rpc" or (mode == "A" and dest != called_dest) else mode
 
 
 def insert_rules(*rules: Rule) -> str:

@@ -20,7 +20,8 @@ class ActionFlag(IntEnum):
 def log_action(user: Any, target: Model, flag: ActionFlag, text: str) -> None:
     """Add an entry to the history of an object, if the project uses the admin.
 
-    Call it in the transaction of the action, so that neither is saved without the other.
+    Call it last in the transaction of the action. If both are in one database, neither is saved
+    without the other.
     """
     if not apps.is_installed("django.contrib.admin"):
         return

@@ -15,9 +15,9 @@ from psycopg import Error, pq
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages.client.calls import Call, translate_error
-from psqlmessages.client.refused_calls import Params, refused_calls, rule_of_call
+from psqlmessages.client.refused_calls import Params, caller_of, refused_calls, rule_of_call
 from psqlmessages.conf import get_settings
-from psqlmessages.exceptions import Caller, MessagesError
+from psqlmessages.exceptions import MessagesError
 
 DIRECT_ALIAS: Final = "direct"
 
@@ -95,9 +95,7 @@ def explaining_refused_calls(sql: str, params: Params, using: str | None) -> Ite
         with counting_refused_calls(sql, params):
             yield
     except MessagesError as error:
-        ident, type_, dest, mode = rule_of_call(sql, params)
-        role = postgresql_connection(using).connection.info.user
-        error.caller = Caller(role, ident, type_, dest or type_.upper(), mode)
+        error.caller = caller_of(postgresql_connection(using).connection.info.user, sql, params)
         raise
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -37,12 +38,22 @@ def stop_on_signals(
         # Not `print`, because the signal may have interrupted a call of `print`.
         os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
-    previous = {number: signal.signal(number, stop_or_end) for number in _SIGNALS}
+    with signal_handler(stop_or_end, *_SIGNALS):
+        yield
+
+
+@contextmanager
+def signal_handler(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: int
+) -> Iterator[None]:
+    """Handle these signals in the block. Use this function in the main thread only."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, earlier in previous.items():
+            # None: the earlier handler is not Python's, so Python cannot set it again.
+            signal.signal(number, earlier or signal.SIG_DFL)
 
 
 def exit_after(seconds: float) -> None:

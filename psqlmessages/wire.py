@@ -83,14 +83,15 @@ def decode_document(document: bytes | str, max_bytes: int) -> str:
 
 
 def parse_number(text: str, maximum: int) -> int | None:
-    """Parse a whole number without a sign.
+    """Parse a whole number without a sign. Leading zeros are allowed.
 
-    Returns None for another text, a number above ``maximum``, or more digits than ``maximum`` has.
+    Returns None for another text, or for a number above ``maximum``.
     """
+    digits = text.lstrip("0")
     # Compare the lengths first: `int` raises ValueError for more than 4,300 digits.
-    if not (text.isascii() and text.isdecimal()) or len(text) > len(str(maximum)):
+    if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(maximum)):
         return None
-    number = int(text)
+    number = int(digits or 0)
     return number if number <= maximum else None
 
 

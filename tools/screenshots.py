@@ -23,13 +23,24 @@ TRAFFIC_MILLISECONDS = 4 * 60 * 1000
 RATE_MILLISECONDS = 12_000
 
 
-# A script for Django's shell. It causes elements without a consumer, and refused calls.
+# A script for Django's shell. It causes elements without a consumer, refused calls, and a stream
+# with two subscriptions.
 PROBLEMS = """
 import asyncio, contextlib
-from psqlmessages.django import push, send
+from django.db import transaction
+from psqlmessages.django import publish, push, read_stream, send
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.monitor.refused_writer import write_counts
-from psqlmessages.testing import allow_queue
+from psqlmessages.testing import allow_queue, allow_topic
+allow_topic("SHIPMENTS")
+for client in ("billing", "audit"):
+    allow_topic("SHIPMENTS", ident=client, mode="R")
+    with transaction.atomic():
+        read_stream(client, "SHIPMENTS", 600)
+for order in range(12):
+    publish("SHIPMENTS", {"order": order, "carrier": "post"})
+with transaction.atomic():
+    read_stream("audit", "SHIPMENTS", 600)
 allow_queue("invoices")
 allow_queue("invoices", ident="shop")
 for number in range(3):
@@ -94,10 +105,7 @@ def take_all(browser: Browser, example: Example) -> None:
     page.wait_for_timeout(TRAFFIC_MILLISECONDS)
     take_monitor(page)
     take_traffic(page, example)
-    page.set_viewport_size({"width": 1280, "height": 800})
-    page.goto("/admin/psqlmessages/auth/")
-    page.get_by_role("button", name="Toggle navigation").click()
-    save(page, "rules")
+    take_admin(page)
     page.set_viewport_size({"width": 1280, "height": 700})
     page.goto("/chat/")
     chat(page, other)
@@ -113,6 +121,11 @@ MONITOR_PAGES = {
     "queue": ("queues/invoices/", 1000, "tbody tr, #history .plot"),
     "topic": ("topics/DEMO.ORDERS/", 1200, "#chart .plot, #tail li"),
     "exchanges": ("exchanges/", 900, ".edge.copy.busy"),
+    "queues": ("queues/", 640, "tbody tr"),
+    "streams": ("streams/", 640, "tbody tr"),
+    "stored": ("stored/?topic=SHIPMENTS", 800, "tbody tr"),
+    "nodes": ("nodes/", 640, "tbody tr"),
+    "node": ("nodes/DEMO.BOARD/", 900, "h1"),
 }
 # Pictures of these pages are also taken in the dark scheme and on a narrow screen.
 MAIN_PAGES = ("now", "monitor", "topic")
@@ -135,6 +148,26 @@ def take_monitor(page: Page) -> None:
             page.emulate_media(color_scheme="light")
             page.wait_for_timeout(RATE_MILLISECONDS)
             save(page, f"{name}-narrow")
+
+
+# For each picture: the page, the height of the window, and the elements that must be visible.
+ADMIN_PAGES = {
+    "rules": ("/admin/psqlmessages/auth/", 800, "#result_list tr"),
+    "admin-topic": ("/admin/psqlmessages/topic/DEMO.ORDERS/", 1000, "[data-topic] tr"),
+    "admin-queues": ("/admin/psqlmessages/queue/", 640, "#result_list tr"),
+    "api": ("/api/docs", 800, ".opblock"),
+}
+
+
+def take_admin(page: Page) -> None:
+    """Take pictures of the admin and of the page of the REST API."""
+    for name, (path, height, visible) in ADMIN_PAGES.items():
+        page.set_viewport_size({"width": 1280, "height": height})
+        page.goto(path)
+        expect(page.locator(visible).first).to_be_visible()
+        if name == "rules":  # the browser remembers it for the other pages
+            page.get_by_role("button", name="Toggle navigation").click()
+        save(page, name)
 
 
 def take_traffic(page: Page, example: Example) -> None:

@@ -30,7 +30,6 @@ from django.views.decorators.cache import never_cache
 
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
-from psqlmessages.models.names import isolate
 from psqlmessages.models.rules import database
 from psqlmessages.rules.document import RuleEntry
 
@@ -258,15 +257,6 @@ class VerbatimForm(ModelForm):
                 field.strip = False
 
 
-def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
-    """Return at most ``maximum`` names as text, and the number of omitted names."""
-    texts = [isolate(name) for name in names]
-    listed = separator.join(texts[:maximum])
-    if len(texts) <= maximum:
-        return listed
-    return _("{names} and {number} more").format(names=listed, number=f"{len(texts) - maximum:,}")
-
-
 def try_lock_rules() -> str:
     """Call `lock_rules`; return the error text, or "" if it succeeds."""
     try:
@@ -368,7 +358,8 @@ _BATCH = 1000
 def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
     """Write an entry for each triple of object, action flag and text, in few statements.
 
-    Call it in the transaction of the action, so that neither is saved without the other.
+    Call it last in the transaction of the action. If both are in one database, neither is saved
+    without the other.
     """
     LogEntry.objects.bulk_create(
         [

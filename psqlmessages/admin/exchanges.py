@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import BaseAdmin, column, list_names
+from psqlmessages.admin.base import BaseAdmin, column
 from psqlmessages.admin.exchange_forms import (
     DestinationForm,
     DestinationFormSet,
@@ -43,6 +43,7 @@ from psqlmessages.exchanges.store.stats import (
     read_missing_rules,
 )
 from psqlmessages.models import Destination, Exchange, ExchangeCount
+from psqlmessages.models.names import list_names
 
 Outcome = ExchangeCount.Outcome
 

@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from psqlmessages.admin import base, open_transactions
 from psqlmessages.models import Client, Membership, Observation
-from psqlmessages.models.names import isolate
+from psqlmessages.models.names import isolate, list_names
 
 _MAX_NAMES = 20
 _ENDED_TEXTS = {
@@ -64,7 +64,7 @@ class RuleImpact:
         if not self.is_changed:
             return
         if self.ended:
-            ended = base.list_names(self.ended, _MAX_NAMES, "; ")
+            ended = list_names(self.ended, _MAX_NAMES, "; ")
             yield messages.WARNING, _("Immediately: {changes}.").format(changes=ended)
         if self.idents:
             text = ngettext(
@@ -72,7 +72,7 @@ class RuleImpact:
                 "Applies to the connected nodes {nodes}.",
                 len(self.idents),
             )
-            idents = base.list_names(sorted(self.idents), _MAX_NAMES)
+            idents = list_names(sorted(self.idents), _MAX_NAMES)
             yield messages.INFO, text.format(nodes=idents)
         if not self.ended and not self.idents:
             yield messages.INFO, _("No connected node is affected.")
@@ -86,7 +86,7 @@ def list_affected_nodes(rule_ids: Iterable[int]) -> str:
     """List, as text, the connected nodes that these rules apply to now; "" if there are none."""
     impact = RuleImpact()
     impact.add_connected_nodes(rule_ids)
-    return base.list_names(sorted(impact.idents), _MAX_NAMES)
+    return list_names(sorted(impact.idents), _MAX_NAMES)
 
 
 def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:

@@ -13,11 +13,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import column, list_names
+from psqlmessages.admin.base import column
 from psqlmessages.admin.lists import RoleFilter, StateFilter, time_column
 from psqlmessages.admin.open_transactions import OpenTransactionsAdmin
 from psqlmessages.models import Client, Membership, Observation
-from psqlmessages.models.names import isolate
+from psqlmessages.models.names import list_names
 
 _MAX_NAMES = 10
 
@@ -115,8 +115,6 @@ def _first_topics(kind: str, attribute: str) -> Prefetch:
 
 
 def _format_names(entries: Iterable[Membership | Observation]) -> str:
-    """Return at most 10 topics or patterns, with "and more" if there are more; "-" if none."""
-    names = [each.topic if isinstance(each, Membership) else each.pattern for each in entries]
-    listed = ", ".join(isolate(name) for name in names[:_MAX_NAMES])
-    more = _("{names} and more").format(names=listed)
-    return more if len(names) > _MAX_NAMES else listed or "-"
+    """List the first topics or patterns; "-" without any."""
+    names = (each.topic if isinstance(each, Membership) else each.pattern for each in entries)
+    return list_names(names, _MAX_NAMES) or "-"

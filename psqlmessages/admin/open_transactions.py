@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import psycopg
 from django.contrib import messages
-from django.contrib.admin.models import DELETION
+from django.contrib.admin.models import DELETION, LogEntry
 from django.core.exceptions import PermissionDenied
-from django.db import ProgrammingError, transaction
+from django.db import ProgrammingError, router, transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin
 from psqlmessages.models import Session
-from psqlmessages.models.names import isolate
+from psqlmessages.models.names import isolate, list_names
 
 # Do not warn of younger transactions, because they will probably end soon.
 _MIN_OPEN_SECONDS = 1
@@ -77,7 +77,7 @@ def describe_delays() -> str:
     )
     if not is_unfinished or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
         return ""
-    names = base.list_names(holders, _MAX_NAMES, "; ")
+    names = list_names(holders, _MAX_NAMES, "; ")
     return _(
         "The rules apply from now on. But some nodes may be shown as connected until these open"
         " transactions end: {transactions}. See Connected nodes / Open transactions."
@@ -118,15 +118,16 @@ class OpenTransactionsAdmin(BaseAdmin):
     def _terminate(self, request: HttpRequest, selected: OpenTransaction) -> None:
         session = Session(id=selected.pid, pid=selected.pid, role=selected.role or "")
         text = f"Ended the connection of {selected}, in a transaction since {selected.began_at}."
+        log_database = router.db_for_write(LogEntry)
         try:
-            with transaction.atomic(using=base.database()):
+            with transaction.atomic(using=log_database):
                 # First, because a rollback cannot bring the connection back.
                 base.record_history(request, [(session, DELETION, text)])
                 ((is_ended,),) = base.fetch_rows(
                     "SELECT messages._terminate(%s, %s)", [selected.pid, selected.transaction]
                 )
                 if not is_ended:
-                    transaction.set_rollback(True, using=base.database())
+                    transaction.set_rollback(True, using=log_database)
         except ProgrammingError as error:
             if not isinstance(cause := error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise

@@ -23,7 +23,6 @@ from psqlmessages.admin.base import (
     LockTimeoutMixin,
     VerbatimForm,
     column,
-    list_names,
     rules_context,
 )
 from psqlmessages.admin.lists import StateFilter
@@ -38,7 +37,7 @@ from psqlmessages.exchanges.store.stats import (
     size_limits,
 )
 from psqlmessages.models import Auth, Element, Queue, QueueCount
-from psqlmessages.models.names import isolate
+from psqlmessages.models.names import isolate, list_names
 
 _MAX_NAMES = 20
 _NUMBERS = ArrayField(BigIntegerField())

@@ -111,14 +111,12 @@ class ImportPlan:
                 rules, identities = _rules(using), _identities(using)
                 removed = [rules.get(rule.key) for rule in difference.rules_removed]
                 removed += [identities.get(entry) for entry in difference.identities_removed]
-                base.record_history(
-                    request,
-                    [(entry, DELETION, f"Import: deleted {entry}.") for entry in removed if entry],
-                )
                 changes.apply(difference, self.fingerprint, using)
             rules = _rules(using)
             impact.add_connected_nodes(rules[rule.key].pk for rule in self.saved_rules)
-            base.record_history(request, _history_entries(difference, rules, _identities(using)))
+            deletions = [(row, DELETION, f"Import: deleted {row}.") for row in removed if row]
+            entries = _history_entries(difference, rules, _identities(using))
+            base.record_history(request, [*deletions, *entries])
         return impact
 
 

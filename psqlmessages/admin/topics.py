@@ -32,13 +32,12 @@ ARCHIVE_IDENT: Final = "pipeline.archive"
 def _set_mark(request: HttpRequest, topic: Topic, *, is_marked: bool) -> tuple[str, int]:
     """Set or remove the archive mark; return the text for the user, and the text's level."""
     using = base.database()
-    change, done = (
-        archive_marks.unmark,
-        _("Messages of this topic are no longer stored for the archive."),
-    )
     if is_marked:
         change = archive_marks.mark
         done = _("From now on, messages of this topic are stored until they are archived.")
+    else:
+        change = archive_marks.unmark
+        done = _("Messages of this topic are no longer stored for the archive.")
     try:
         with transaction.atomic(using=using):
             base.limit_lock_waits()

@@ -26,6 +26,7 @@ from psqlmessages.client.connection import is_readable
 from psqlmessages.client.messages import TOPIC as TOPIC_TYPE
 from psqlmessages.client.node import Node
 from psqlmessages.exceptions import ConnectionLost, MessagesError
+from psqlmessages.shutdown import signal_handler
 
 # Receiver of the benchmark: a separate process with one connection, for our messages and for bare
 # notifications. Each round has a kind:
@@ -229,11 +230,8 @@ def _run_receiver(dsn: str) -> Iterator[Pipe]:
     sender_end, receiver_end = context.Pipe()
     process = context.Process(target=receive_rounds, args=(receiver_end, dsn), daemon=True)
     # Ctrl-C reaches both processes. The receiver ignores SIGINT, because this process stops it.
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with signal_handler(signal.SIG_IGN, signal.SIGINT):
         process.start()
-    finally:
-        signal.signal(signal.SIGINT, previous or signal.SIG_DFL)
     receiver_end.close()
     try:
         yield sender_end

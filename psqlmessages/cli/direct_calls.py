@@ -10,6 +10,8 @@ import psycopg
 
 from psqlmessages.client.calls import Call, translate_error
 from psqlmessages.client.options import complete_conninfo
+from psqlmessages.client.refused_calls import caller_of
+from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
@@ -39,5 +41,25 @@ def connect_as(dsn: str, name: str, *, owner_task: str = "") -> Iterator[Connect
 
 def run_call(connection: Connection, call: Call[T]) -> T:
     """Run a call; return its result, or raise the error in its answer."""
-    row = connection.execute(call.sql, call.params).fetchone()
-    return call.read(row[0] if row else None)
+    with _storing_caller(connection, call):
+        row = connection.execute(call.sql, call.params).fetchone()
+        return call.read(row[0] if row else None)
+
+
+def fetch(connection: Connection, statement: SqlStatement) -> list[tuple[Any, ...]]:
+    """Run a statement; return its rows, or raise its error."""
+    with _storing_caller(connection, statement):
+        return connection.execute(statement.sql, statement.params).fetchall()
+
+
+@contextmanager
+def _storing_caller(connection: Connection, call: Call[Any] | SqlStatement) -> Iterator[None]:
+    """Store the caller in an error of the block, so that its text names the missing rule."""
+    try:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise translate_error(error, is_broken=connection.closed) from error
+    except MessagesError as error:
+        error.caller = caller_of(connection.info.user, call.sql, call.params or ())
+        raise

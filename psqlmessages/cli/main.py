@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 import psycopg
@@ -16,6 +17,7 @@ from psqlmessages import __version__
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.output import CliCommand
 from psqlmessages.exceptions import MessagesError
+from psqlmessages.shutdown import signal_handler
 
 DONE, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
 
@@ -52,9 +54,9 @@ def execute(arguments: argparse.Namespace) -> int:
     """Run the chosen command; return its exit code. Print an error as text, without a traceback."""
     # A program may call a command in another thread, where Python allows no signal handlers.
     is_main = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, _terminate) if is_main else None
     try:
-        code: int = arguments.run(arguments)
+        with signal_handler(_terminate, signal.SIGTERM) if is_main else nullcontext():
+            code: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -62,15 +64,21 @@ def execute(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MessagesError, psycopg.Error, OSError, ValueError) as error:
+        if isinstance(error, MessagesError):
+            error.caller = error.caller._replace(**_destination(arguments))
         print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
         if isinstance(error, MessagesError) and error.number is not None:
             print(f"See {error.url}", file=sys.stderr)
         return FAILED
-    finally:
-        if is_main:
-            # None: the previous handler is not Python's, so Python cannot set it again.
-            signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
     return code
+
+
+def _destination(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return type and name of the topic or queue of a command, for the rule that it may need."""
+    for type_ in ("Topic", "Queue"):
+        if isinstance(dest := getattr(arguments, type_.lower(), None), str):
+            return {"type": type_, "dest": dest}
+    return {}
 
 
 def _terminate(*_: object) -> NoReturn:

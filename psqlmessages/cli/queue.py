@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
-from psqlmessages.cli.direct_calls import connect_as, run_call
+from psqlmessages.cli.direct_calls import connect_as, fetch, run_call
 from psqlmessages.cli.messaging import body_fields, body_or_error
 from psqlmessages.cli.output import (
     CliCommand,
@@ -160,7 +160,7 @@ def _reserve(arguments: Namespace) -> int:
 def _take_now(arguments: Namespace, statement: SqlStatement) -> int:
     """Take and print elements without waiting, so that the node need not be connected."""
     with connect_as(arguments.dsn, arguments.node) as connection:
-        rows = connection.execute(statement.sql, statement.params).fetchall()
+        rows = fetch(connection, statement)
     return _print_elements(arguments, queue_calls.elements(arguments.queue, rows))
 
 

@@ -9,12 +9,14 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from psqlmessages.exceptions import (
+    Caller,
     DestinationNotAuthorized,
     IdentNotAuthorized,
     IdentNotExistent,
     MessagesError,
     ModeNotAuthorized,
     TopicNotExistent,
+    needed_mode,
 )
 
 # Callers choose the names, so limit how many missing rules are counted, and count the rest as
@@ -32,18 +34,18 @@ _ERROR_CLASSES: Final = (
 _TOPIC_CALL: Final = re.compile(
     r"messages\.(topic|publish|subscri|unsubscribe|stream_horizons|read_stream|connect_stream)"
 )
-# The calls that need each mode. Other calls need both W and R.
+# The calls that need each mode. For sizes, topic_auth, topic_status and unsubscribe, any mode
+# suffices. The other calls about queues (pause, resume, remove and drain) need both W and R.
 _MODE_CALLS: Final = {
-    "W": re.compile(r"messages\.(topic_send|topic_notify|publish|push|rpc)"),
+    "W": re.compile(r"messages\.(topic_send|topic_(un)?notify|publish|push|rpc)"),
     "R": re.compile(
-        r"messages\.(topic_listen|subscri|unsubscribe|connect_stream|stream_horizons|read_stream"
-        r"|pop|reserve|renew|commit|rollback|release|queue_listen|take|deliver|peek|sizes)"
+        r"messages\.(topic_(un)?listen|topic_auth|topic_status|subscri|unsubscribe|connect_stream"
+        r"|stream_horizons|read_stream|pop|reserve|renew|commit|rollback|release|queue_listen|peek"
+        r"|sizes)"
     ),
-    "O": re.compile(r"messages\.topic_observe"),
+    "O": re.compile(r"messages\.topic_(un)?observe"),
     "A": re.compile(r"messages\.(configure_queue|remove_queue|\w+_elements)"),
 }
-# These calls put elements into other queues, which needs mode W.
-_MOVING_CALL: Final = re.compile(r"messages\.(configure_queue|move_elements|deliver)\b")
 # The second argument of these calls is a lease.
 _LEASE_CALL: Final = re.compile(r"messages\.(commit|rollback|release)\b")
 
@@ -111,14 +113,18 @@ def needed_rule(ident: str, error: MessagesError, sql: str, params: Params) -> N
         return NeededRule(named_ident, "", "", "")
     called = rule_of_call(sql, params)
     if isinstance(error, IdentNotExistent):
-        if named_ident != ident:
+        if "messages.rpc" in sql:
             return NeededRule(ident, "Rpc", named_ident, "W")
-        return called if called.ident == ident else NeededRule(ident, "", "", "")
+        return called if called.ident == named_ident else NeededRule(named_ident, "", "", "")
     type_, dest = values.get("type", "Topic"), values.get("dest", "")
-    mode = values.get("mode") or called.mode
-    if type_ == "Rpc" or (_MOVING_CALL.search(sql) and dest != called.dest):
-        mode = "W"
+    mode = values.get("mode") or needed_mode(called.mode, called.dest, type_, dest)
     return NeededRule(ident, type_, dest, mode)
+
+
+def caller_of(role: str, sql: str, params: Params) -> Caller:
+    """Return the caller of a call that a role makes, for the text of its error."""
+    ident, type_, dest, mode = rule_of_call(sql, params)
+    return Caller(role, ident, type_, dest or type_.upper(), mode)
 
 
 refused_calls: Final = RefusedCalls()

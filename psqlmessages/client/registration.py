@@ -48,7 +48,8 @@ class Registration:
         elif function == "deinit":
             self._forget(subject)
         elif function in JOIN_CALLS:
-            self._nodes.get(ident or self.acting_node, {})[function, subject] = True
+            if (joins := self._nodes.get(ident or self.acting_node)) is not None:
+                joins[function, subject] = True
         else:
             self.drop(ident or self.acting_node, JOIN_BY_LEAVE[function], subject)
 

@@ -21,12 +21,12 @@ from psqlmessages.cli.output import CliCommand, fail
 from psqlmessages.conf import get_settings
 from psqlmessages.models import PipelineJob
 from psqlmessages.orm import direct_dsn
+from psqlmessages.pipeline.database import DSN_VARIABLE, dsn_variable
+from psqlmessages.pipeline.job_runner import JobFailed, JobProgress, JobRunner, cause_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from psqlmessages.pipeline.job_runner import JobProgress
 
 _JOBS: Final = ("traffic", "archive", "exchange", "report")
 _INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)s?")
@@ -86,8 +86,6 @@ def run(arguments: Namespace) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from psqlmessages.pipeline.job_runner import JobFailed, cause_line
-
     try:
         return arguments.job(arguments)
     except (PySparkException, Py4JError) as error:
@@ -108,8 +106,6 @@ class JobContext:
         self._is_unreachable = False
 
     def __enter__(self) -> Self:
-        from psqlmessages.pipeline.database import DSN_VARIABLE, dsn_variable
-
         # Spark's processes read the addresses of the databases from the environment.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
@@ -127,11 +123,9 @@ class JobContext:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        from psqlmessages.pipeline import job_runner
-
         # The job runner has recorded a JobFailed already.
-        if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
-            self._update(state=PipelineJob.State.FAILED, error=job_runner.cause_line(error))
+        if isinstance(error, Exception) and not isinstance(error, JobFailed):
+            self._update(state=PipelineJob.State.FAILED, error=cause_line(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
             self._update(state=PipelineJob.State.STOPPED)
         if "spark" in self.__dict__:
@@ -158,8 +152,6 @@ class JobContext:
 
     def follow(self, query: StreamingQuery, lag: Callable[[], float | None], **others: Any) -> None:
         """Follow a query with a JobRunner until the query ends; ``others``: fields of JobRunner."""
-        from psqlmessages.pipeline.job_runner import JobRunner
-
         fields = {"record": self.record, "print_line": self.say, **others}
         JobRunner(query, lag=lag, **fields).run(get_settings().STOP_SECONDS)
 
@@ -181,8 +173,6 @@ class JobContext:
         try:
             rows.update(seen_at=Now(), **fields)
         except (OperationalError, InterfaceError) as error:
-            from psqlmessages.pipeline.job_runner import cause_line
-
             connections[self._using].close()
             if not self._is_unreachable:
                 self.say(f"could not write the job's progress: {cause_line(error)}")

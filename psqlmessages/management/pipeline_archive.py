@@ -18,6 +18,8 @@ from psqlmessages.cli.output import (
     time_with_zone,
 )
 from psqlmessages.management import pipeline
+from psqlmessages.pipeline.job_runner import RUNNING, STOPPED, JobProgress
+from psqlmessages.pipeline.offsets import Lag
 from psqlmessages.wire import MAX_ID, parse_number
 
 if TYPE_CHECKING:
@@ -39,13 +41,12 @@ def _archive_folder(arguments: Namespace) -> str:
 @contextmanager
 def _open_archive(name: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobContext, Archive]]:
     """Open the archive in a job with the name ``archive NAME``."""
-    from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive.store import Archive
 
     root = _archive_folder(arguments)
     with pipeline.JobContext(f"archive {name}", arguments) as context:
         yield context, Archive.open(context.spark, root)
-        context.record(job_runner.JobProgress(job_runner.STOPPED))
+        context.record(JobProgress(STOPPED))
 
 
 def _compact(arguments: Namespace) -> int:
@@ -198,7 +199,6 @@ def _archive(arguments: Namespace) -> int:
 def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     """Run one query, or wait for a mark. If the marks change, return True: run a new query then."""
     from psqlmessages.pipeline.archive import archive_job
-    from psqlmessages.pipeline.offsets import Lag
 
     topics = job.topics()
     if not topics:
@@ -221,16 +221,14 @@ def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
 
 
 def _wait_for_marks(context: pipeline.JobContext, job: ArchiveJob) -> bool:
-    from psqlmessages.pipeline import job_runner
-
     if context.arguments.once:
         context.say(
             "no topic is marked. Mark one with: manage.py psqlmessages pipeline archive mark TOPIC"
         )
-        context.record(job_runner.JobProgress(job_runner.STOPPED))
+        context.record(JobProgress(STOPPED))
         return False
     context.say("no topic is marked: waiting for a mark")
-    job.wait_for_marks(lambda: context.record(job_runner.JobProgress(job_runner.RUNNING)))
+    job.wait_for_marks(lambda: context.record(JobProgress(RUNNING)))
     return True
 
 

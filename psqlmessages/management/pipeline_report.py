@@ -18,6 +18,7 @@ from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.exchanges.store import repository
 from psqlmessages.management.pipeline import JobContext, split_names
 from psqlmessages.models import ExchangeCount, Traffic
+from psqlmessages.pipeline.job_runner import RUNNING, STOPPED, JobProgress
 from psqlmessages.pipeline.report import contents, html
 from psqlmessages.pipeline.report.contents import (
     CHART_TOPICS,
@@ -112,8 +113,6 @@ def _read_statistics(arguments: Namespace, period: Period) -> ReportStatistics:
 
 
 def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
-    from psqlmessages.pipeline import job_runner
-
     with JobContext(COMMAND.name, arguments) as context, ThreadPoolExecutor(1) as executor:
         from psqlmessages.pipeline.report import compute
 
@@ -126,13 +125,13 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
             archive=arguments.archive,
         )
         while True:
-            context.record(job_runner.JobProgress(job_runner.RUNNING))
+            context.record(JobProgress(RUNNING))
             try:
                 statistics = future.result(_HEARTBEAT_SECONDS)
             except TimeoutError:
                 continue
             rows = statistics.total.count if statistics.total else 0
-            context.record(job_runner.JobProgress(job_runner.STOPPED, rows=rows))
+            context.record(JobProgress(STOPPED, rows=rows))
             return statistics
 
 

@@ -6,16 +6,16 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import closing
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from django.db import InterfaceError, OperationalError
 
 from psqlmessages import traffic_windows
 from psqlmessages.cli.output import CliCommand, duration, positive
 from psqlmessages.management.pipeline import JobContext, add_streaming_arguments, split_names
-
-if TYPE_CHECKING:
-    from psqlmessages.pipeline.job_runner import JobProgress
+from psqlmessages.pipeline import offsets
+from psqlmessages.pipeline.database import Database
+from psqlmessages.pipeline.job_runner import JobProgress
 
 CHECKPOINT: Final = ".pipeline/traffic"
 
@@ -54,12 +54,10 @@ def _configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Count until Ctrl-C, or with --once until all messages that exist now are counted."""
     from psqlmessages.pipeline import traffic
-    from psqlmessages.pipeline.offsets import Lag
-    from psqlmessages.pipeline.traffic import TrafficTable
 
     with JobContext(COMMAND.name, arguments) as context:
         _print_topics(context)
-        table = TrafficTable()
+        table = traffic.TrafficTable()
         query = traffic.start(
             context.spark,
             table.write,
@@ -72,7 +70,7 @@ def run(arguments: Namespace) -> int:
                 "failOnDataLoss": str(not arguments.allow_gaps).lower(),
             },
         )
-        lag = Lag(query, traffic.IDENT, split_names(arguments.topic))
+        lag = offsets.Lag(query, traffic.IDENT, split_names(arguments.topic))
         try:
             context.follow(query, lag, record=_make_recorder(context))
         finally:
@@ -101,8 +99,7 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
 
 def _print_topics(context: JobContext) -> None:
     """Print the number of topics. Fails before Spark starts if a topic may not be read."""
-    from psqlmessages.pipeline import offsets, traffic
-    from psqlmessages.pipeline.database import Database
+    from psqlmessages.pipeline import traffic
 
     arguments = context.arguments
     with closing(Database({})) as database:

@@ -1,10 +1,12 @@
 """Names of nodes, topics, queues and roles: checks, patterns, display, and model fields."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from django.db import models
 from django.urls.converters import StringConverter
+from django.utils.translation import gettext
 
 from psqlmessages.wire import describe_unstorable
 
@@ -40,6 +42,19 @@ def isolate(name: object | None) -> str:
     # may be open: one U+2069 for each control is enough, and surplus ones have no effect.
     begins = 1 + controls.count(_END_OF_ISOLATE)
     return _ISOLATE * begins + text + _END_OF_ISOLATE * (begins + len(controls))
+
+
+def list_names(names: Iterable[object], maximum: int, separator: str = ", ") -> str:
+    """List at most ``maximum`` names as text, and the number of omitted names; "" without names.
+
+    For one omitted name, the text is "and more": callers may read only one name above the maximum.
+    """
+    texts = [isolate(name) for name in names]
+    listed, omitted = separator.join(texts[:maximum]), len(texts) - maximum
+    if omitted <= 0:
+        return listed
+    text = gettext("{names} and {number} more") if omitted > 1 else gettext("{names} and more")
+    return text.format(names=listed, number=f"{omitted:,}")
 
 
 def patterns(name: str) -> list[str]:

@@ -85,7 +85,9 @@ class Broadcast:
             if viewer.is_behind or not viewer.is_checked:
                 self.send_snapshot(viewer, now)
                 continue
-            key = (viewer.topic, viewer.query, viewer.access.can_view_bodies)
+            # Keys of the two kinds are never equal: a query has three fields.
+            is_list = viewer.topic is None
+            key = viewer.query if is_list else (viewer.topic, viewer.access.can_view_bodies)
             if key not in updates:
                 updates[key] = self._encode_update(viewer, second, changed_topics)
             viewer.send_frame("update", common, updates[key])

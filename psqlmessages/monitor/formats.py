@@ -1,15 +1,12 @@
-"""Durations, counts, lists of names and commands as text."""
+"""Durations, counts and commands as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from shlex import quote
 from typing import Final
 
 from django.utils.translation import gettext
-
-from psqlmessages.models.names import isolate
 
 # Elements and messages are counted up to this number.
 MAX_COUNTED: Final = 10_000
@@ -36,12 +33,6 @@ def format_count(number: int | None, limit: int = MAX_COUNTED) -> str:
     if number is None:
         return ""
     return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
-
-
-def list_names(names: Sequence[str]) -> str:
-    """List at most ``MAX_NAMES`` names; ``none`` if there is no name."""
-    more = ", …" if len(names) > MAX_NAMES else ""
-    return ", ".join(map(isolate, names[:MAX_NAMES])) + more or gettext("none")
 
 
 def allow_command(role: str, ident: str, type_: str, dest: str, mode: str) -> str:

@@ -56,9 +56,7 @@ class ListDefinition:
     def parse(self, request: HttpRequest) -> ListQuery:
         """Parse the parameters of a request; raise BadRequest (400) if one is wrong or unknown."""
         check_parameters(request, ["q", "sort", "page", "state"])
-        search = request.GET.get("q", "").strip()
-        if len(search) > NAME_CHARACTERS or "\0" in search:
-            raise BadRequest(f"q: at most {NAME_CHARACTERS} characters, and no NUL.")
+        search = parse_search(request, "q", NAME_CHARACTERS)
         sort = request.GET.get("sort", self.default_sort)
         if sort.removeprefix("-") not in {column.name for column in self.columns if column.name}:
             raise BadRequest(f"sort: there is no column {sort!r}.")
@@ -193,6 +191,14 @@ def check_parameters(request: HttpRequest, names: Iterable[str]) -> None:
             raise BadRequest(f"The parameter {name!r} is unknown.")
         if len(values) > 1:
             raise BadRequest(f"The parameter {name!r} occurs {len(values)} times.")
+
+
+def parse_search(request: HttpRequest, name: str = "search", maximum: int = 200) -> str:
+    """Return a text to search for, without spaces at both ends; raise BadRequest (400) if wrong."""
+    search = request.GET.get(name, "").strip()
+    if len(search) > maximum or "\0" in search:
+        raise BadRequest(f"{name}: at most {maximum} characters, and no NUL.")
+    return search
 
 
 def parse_page(request: HttpRequest, last: int) -> int:

@@ -29,7 +29,7 @@ from psqlmessages.monitor.listing import (
     render_page,
 )
 from psqlmessages.monitor.names import find_url
-from psqlmessages.monitor.problem_checks import CALLER_ROLE
+from psqlmessages.monitor.queries import CALLER_ROLE
 from psqlmessages.monitor.stream_status import SubscriptionStatus, read_subscriptions
 from psqlmessages.monitor.views import (
     admin_page,
@@ -225,19 +225,20 @@ def node(request: HttpRequest, name: str = "") -> HttpResponse:
 
 def _read_node(name: str) -> NodeStatus:
     connections = fetch(_CONNECTION_QUERY, [name])
-    ((role,),) = fetch(_ROLE_QUERY, {"ident": name})
     names, alias = patterns(name), database()
     with transaction.atomic(using=alias):
         limit_query_time()
         rules = Auth.objects.using(alias).filter(ident__in=names)
         refused = RefusedCall.objects.using(alias).filter(ident=name).order_by("-last_at", "id")
+        calls = list(refused[:_MAX_NAMES])
+        role = fetch(_ROLE_QUERY, {"ident": name})[0][0] if calls else ""
         return NodeStatus(
             NodeConnection(*connections[0]) if connections else None,
             queues=[queue for (queue,) in fetch(_QUEUES_QUERY, [names])],
             subscriptions=read_subscriptions(node=name)[0],
             rules=list(rules[:_MAX_NAMES]),
             refused=[
-                (row, allow_command(role, row.ident, row.type, row.dest, row.mode))
-                for row in refused[:_MAX_NAMES]
+                (call, allow_command(role, call.ident, call.type, call.dest, call.mode))
+                for call in calls
             ],
         )

@@ -29,11 +29,12 @@ from psqlmessages.monitor.formats import (
     format_count,
 )
 from psqlmessages.monitor.problems import Describe, Link, Problem, ProblemCheck, Rows, Severity
+from psqlmessages.monitor.queries import CALLER_ROLE
 
 if TYPE_CHECKING:
     from psqlmessages.conf import Settings
 
-# A check lists at most this number of problems.
+# A check lists at most this number of problems; that of subscriptions this number of each state.
 MAX_PER_CHECK: Final = 20
 
 CHECKS: Final[list[ProblemCheck]] = []
@@ -317,7 +318,7 @@ _SUBSCRIPTIONS_QUERY: Final = f"""(
 @_check("subscriptions", _SUBSCRIPTIONS_QUERY, lambda settings: [settings.PROBLEM_LAG_SECONDS])
 def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
     silence = timedelta(seconds=settings.PROBLEM_LAG_SECONDS)
-    for has_expired, ident, topic, since, pinged_at, number in rows[:MAX_PER_CHECK]:
+    for has_expired, ident, topic, since, pinged_at, number in rows:
         severity = Severity.ERROR
         if has_expired:
             text = gettext(
@@ -361,16 +362,6 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
 # Refused calls, as recorded by the processes that made them
 
 REFUSED_MINUTES: Final = 10
-# The role that made a refused call; "" if unknown. Django's role makes the calls of REST and of
-# Django's functions. If rules allow only other roles to act as the node, a session with one of
-# them may have registered the node.
-CALLER_ROLE: Final = """(
-    CASE
-        WHEN messages._has_rule(session_user, {0}) OR NOT messages._is_known_node({0})
-            THEN session_user::text
-        ELSE coalesce((SELECT c.role::text FROM psqlmessages_client AS c WHERE c.ident = {0}), '')
-    END
-)"""
 _IS_ALLOWED: Final = """(
     CASE
         WHEN r.dest = '' THEN messages._has_rule(r.role, r.ident)

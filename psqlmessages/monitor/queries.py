@@ -49,6 +49,16 @@ OBSERVING_QUERY: Final = """
         WHERE c.ident = %s AND o.pattern = '*'
     )
 """
+# The role that made a refused call; "" if unknown. Django's role makes the calls of REST and of
+# Django's functions. If rules allow only other roles to act as the node, a session with one of
+# them may have registered the node.
+CALLER_ROLE: Final = """(
+    CASE
+        WHEN messages._has_rule(session_user, {0}) OR NOT messages._is_known_node({0})
+            THEN session_user::text
+        ELSE coalesce((SELECT c.role::text FROM psqlmessages_client AS c WHERE c.ident = {0}), '')
+    END
+)"""
 
 Rows = list[tuple[Any, ...]]
 Query = tuple[str, Sequence[Any] | Mapping[str, Any]]

@@ -13,11 +13,11 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
-from psqlmessages.models.names import is_name, isolate, patterns
+from psqlmessages.models.names import is_name, isolate, list_names, patterns
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES, VIEW_ELEMENTS
 from psqlmessages.monitor.actions import Action, Fields, field_value, parse_json, read_body
-from psqlmessages.monitor.formats import MAX_NAMES, format_count, list_names
+from psqlmessages.monitor.formats import MAX_NAMES, format_count
 from psqlmessages.monitor.listing import limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, read_queue
 from psqlmessages.orm import fetch, own_ident, run
@@ -89,7 +89,7 @@ def list_nodes(queue: str, *modes: str) -> str:
     """List, as text, the first nodes that have a rule for a queue with one of these modes."""
     rules = Auth.objects.using(database()).filter(type="Queue", dest__in=patterns(queue))
     nodes = rules.filter(mode__in=modes).order_by("ident").values_list("ident", flat=True)
-    return list_names(list(nodes.distinct()[: MAX_NAMES + 1]))
+    return list_names(nodes.distinct()[: MAX_NAMES + 1], MAX_NAMES) or _("none")
 
 
 def _readers_text(queue: str) -> str:

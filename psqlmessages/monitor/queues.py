@@ -29,6 +29,7 @@ from psqlmessages.monitor.listing import (
     check_parameters,
     fetch,
     parse_page,
+    parse_search,
     read_shared,
     render_page,
 )
@@ -48,8 +49,6 @@ from psqlmessages.monitor.queue_status import (
     read_rates,
 )
 from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
-
-_MAX_SEARCH_CHARACTERS: Final = 200
 
 _LIST: Final = ListDefinition(
     name="queues",
@@ -210,9 +209,7 @@ def _queue_row(record: Queue) -> dict[str, Any] | None:
 
 def _elements_context(request: HttpRequest, name: str, *, with_bodies: bool) -> dict[str, Any]:
     """Return the template context of a page of elements, read as the node of this project."""
-    search = request.GET.get("search", "").strip()
-    if len(search) > _MAX_SEARCH_CHARACTERS or "\0" in search:
-        raise BadRequest(f"search: at most {_MAX_SEARCH_CHARACTERS} characters.")
+    search = parse_search(request)
     page = parse_page(request, MAX_SEARCHED // PAGE_SIZE)
     offset = (page - 1) * PAGE_SIZE
     context: dict[str, Any] = {"search": search, "page": page, "max_searched": MAX_SEARCHED}

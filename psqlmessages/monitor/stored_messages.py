@@ -19,7 +19,7 @@ from psqlmessages.models import Topic
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import VIEW_BODIES
 from psqlmessages.monitor.actions import parse_time
-from psqlmessages.monitor.listing import PAGE_SIZE, check_parameters, limit_query_time
+from psqlmessages.monitor.listing import PAGE_SIZE, check_parameters, limit_query_time, parse_search
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import position_at
 from psqlmessages.monitor.views import common_context, require_monitor_access, require_name
@@ -29,7 +29,6 @@ from psqlmessages.wire import MAX_ID, MalformedText, parse_number, parse_strict_
 # A search reads at most this many messages.
 MAX_SEARCHED: Final = 10_000
 _SHOWN_CHARACTERS: Final = 2000
-_MAX_SEARCH_CHARACTERS: Final = 200
 # A search for a field of JSON bodies, such as $.order.id = 42; json_path.js reads it alike.
 _STEP: Final = r"\.([^\s.\[\]()=!<>?*\"]+)|\[([0-9]{1,9})\]"
 _FIELD_SEARCH: Final = re.compile(rf"\$((?:{_STEP})+)(?:\s*==?\s*(.+))?", re.DOTALL)
@@ -45,7 +44,7 @@ _MESSAGES: Final = """
     WHERE CASE
         WHEN %(path)s::text IS NOT NULL THEN
             %(with_bodies)s
-            AND messages._has_json_field(m.payload, %(path)s::jsonpath, %(variables)s::jsonb)
+            AND messages._has_json_field(m.payload, %(path)s::jsonpath, %(variables)s)
         ELSE %(search)s = '' OR strpos(lower(m.sender), lower(%(search)s)) > 0
             OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
         END
@@ -84,9 +83,7 @@ def stored_messages(request: HttpRequest) -> HttpResponse:
     topic = Topic.objects.using(database()).filter(name=name).first()
     if topic is None:
         raise Http404("There is no topic with this name.")
-    search = request.GET.get("search", "").strip()
-    if len(search) > _MAX_SEARCH_CHARACTERS or "\0" in search:
-        raise BadRequest(f"search: at most {_MAX_SEARCH_CHARACTERS} characters.")
+    search = parse_search(request)
     with_bodies = request.user.has_perm(VIEW_BODIES)
     context: dict[str, Any] = {
         **common_context(request), "topic": name, "topic_url": object_url("topic", name),

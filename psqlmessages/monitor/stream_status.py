@@ -91,7 +91,10 @@ def read_subscriptions(
     is_descending: bool = True,
     offset: int = 0,
 ) -> tuple[list[SubscriptionStatus], int]:
-    """Read one page of subscriptions, and their number (0 if it has none); sample ``unread``."""
+    """Read a page of subscriptions; also return the number on all pages, or 0 if the page is empty.
+
+    Adds each number of unread messages to the samples of the graphs.
+    """
     direction = "DESC" if is_descending else "ASC"
     condition = f"AND ({_STATE}) = %(state)s" if state else ""
     query = f"""

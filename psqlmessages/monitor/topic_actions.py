@@ -12,11 +12,11 @@ from django.views.decorators.http import require_POST
 
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.models import Subscription, Topic
-from psqlmessages.models.names import isolate
+from psqlmessages.models.names import isolate, list_names
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
 from psqlmessages.monitor.actions import Action, Fields, field_value, perform, read_body
-from psqlmessages.monitor.formats import MAX_NAMES, list_names
+from psqlmessages.monitor.formats import MAX_NAMES
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.views import require_monitor_access, require_name
 from psqlmessages.orm import fetch, own_ident, run
@@ -34,15 +34,16 @@ def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
     )
     rows = fetch(_LISTENERS, [[topic.name]], database())
     subscriptions = Subscription.objects.using(database()).filter(topic=topic.name, is_alive=True)
-    subscribers = list(subscriptions.values_list("ident", flat=True)[: MAX_NAMES + 1])
+    subscribers = subscriptions.values_list("ident", flat=True)[: MAX_NAMES + 1]
+    listeners = list_names(rows[0][0] if rows else [], MAX_NAMES)
     sentences = [
         text.format(size=size, node=isolate(own_ident())),
-        _("Nodes that listen now: {nodes}.").format(nodes=list_names(rows[0][0] if rows else [])),
+        _("Nodes that listen now: {nodes}.").format(nodes=listeners or _("none")),
     ]
     if _is_published(fields):
         sentences += [
             _("It will be stored, and these subscriptions will read it: {nodes}.").format(
-                nodes=list_names(subscribers)
+                nodes=list_names(subscribers, MAX_NAMES) or _("none")
             ),
             _("Their nodes will process it like any other message."),
         ]

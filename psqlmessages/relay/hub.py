@@ -350,8 +350,11 @@ def close_hubs() -> None:
 
 
 def _ignore_unfinished_requests(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # Requests that the server left unfinished continue while `close_hubs` runs the loop. They fail
-    # because their client has left, or because Python starts no threads at its end.
+    """Report the errors of a loop, except those of requests that the server left unfinished.
+
+    Such requests continue while `close_hubs` runs the loop. They fail because their client has
+    left, or because Python starts no threads at its end.
+    """
     if not isinstance(context.get("exception"), (RequestAborted, RuntimeError)):
         loop.default_exception_handler(context)
 

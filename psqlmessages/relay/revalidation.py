@@ -49,6 +49,8 @@ class Credentials:
 class MonitoredSocket:
     """A WebSocket, or a waiting REST request, whose user is checked while it is open."""
 
+    __slots__ = ()
+
     credentials: Credentials
     ident: str | None
 

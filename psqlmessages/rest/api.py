@@ -15,7 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
-from psqlmessages.exceptions import MessagesError, error_for
+from psqlmessages.exceptions import MessagesError, error_url
 from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import DocsPage, serve_file
@@ -38,7 +38,7 @@ _HEADERS: Final = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"
 def _build_response(error: ApiError) -> HttpResponse:
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
     if error.number is not None:
-        content["url"] = error_for(error.number, error.detail).url
+        content["url"] = error_url(error.number)
     if error.errors is not None:
         content["errors"] = error.errors
     return JsonResponse(content, status=error.status, headers=_HEADERS.get(error.status))

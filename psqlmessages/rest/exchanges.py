@@ -207,9 +207,9 @@ def _delete_exchange(request: HttpRequest, name: str) -> None:
     with transaction.atomic(using=using):
         row = repository.rows(using).get(name=name)
         text = f"deleted {repository.to_definition(row).to_document()}"
-        _log(request, row, ActionFlag.DELETION, text)
         if not repository.delete([name], using):
             raise Exchange.DoesNotExist
+        _log(request, row, ActionFlag.DELETION, text)
 
 
 def _log(request: HttpRequest, exchange: Exchange, flag: ActionFlag, text: str) -> None:

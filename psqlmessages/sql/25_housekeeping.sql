@@ -91,7 +91,13 @@ BEGIN
         v_has_work := EXISTS (
                 SELECT FROM psqlmessages_session AS s WHERE s.id NOT IN (SELECT messages._live_sessions())
             )
-            OR messages._rules_have_work() OR messages._queues_have_work()
+            OR NOT messages._rules_are_applied()
+            OR EXISTS (SELECT FROM messages._recheck)
+            OR EXISTS (SELECT FROM messages._unfinished)
+            OR messages._role_membership_checksum() IS DISTINCT FROM (
+                SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1
+            )
+            OR messages._queues_have_work()
             OR EXISTS (
                 SELECT FROM generate_series(0, 6) AS k (class)
                 WHERE pg_relation_size(to_regclass('psqlmessages_body_' || messages._body_slot(k.class, 1))) > 0

@@ -304,8 +304,7 @@ COMMENT ON FUNCTION messages._end_membership IS
 CREATE OR REPLACE FUNCTION messages._end_node(
     node bigint,
     evt text,
-    includes_node boolean,
-    former psqlmessages_auth[] DEFAULT '{}'
+    includes_node boolean
 )
 RETURNS int
 LANGUAGE plpgsql
@@ -339,7 +338,7 @@ BEGIN
             SELECT s.channel FROM psqlmessages_session AS s WHERE s.id = v_node.session_id
         ));
     END IF;
-    v_events := v_events + messages._send_node_event(evt, v_node.ident, includes_node, former);
+    v_events := v_events + messages._send_node_event(evt, v_node.ident, includes_node);
     DELETE FROM psqlmessages_client AS c WHERE c.id = node;
     PERFORM messages._rebuild_topics(ARRAY(
         SELECT t.id FROM psqlmessages_subscription AS s JOIN psqlmessages_topic AS t ON t.name = s.topic
@@ -351,7 +350,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_node IS
-    'End a node: first its listening and sending, each with its events, then its registration. Returns the number of events. evt: the last event. includes_node: whether the node receives the events. former: as in _event_audience_key.';
+    'End a node: first its listening and sending, each with its events, then its registration. Returns the number of events. evt: the last event. includes_node: whether the node receives the events.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_empty_sessions(

@@ -190,10 +190,7 @@ DECLARE
     v_topics bigint[];
 BEGIN
     -- With an older snapshot, the node would not observe topics created since.
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'topic_observe needs a transaction in READ COMMITTED'
-            USING ERRCODE = 'feature_not_supported';
-    END IF;
+    PERFORM messages._require_read_committed('topic_observe');
     -- Take the rules lock exclusively: a topic that is created at the same time would not get this observer.
     v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, true);
     IF v_error IS NOT NULL THEN

@@ -247,7 +247,6 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_payload text;
     v_header text := header || ',"Id":';
     v_channel text;
 BEGIN
@@ -256,34 +255,26 @@ BEGIN
             channels := messages._allowed_channels(topic_id);
         END IF;
     END IF;
-    v_channel := channels[1];
-    IF cardinality(bodies) = 1 THEN
-        -- Not bodies[1], because an array may start at another index and have several dimensions.
-        v_payload := messages._topic_payload(
-            topic_id, timeout, header, coalesce((SELECT b.body FROM unnest(bodies) AS b (body)), '')
-        );
-        PERFORM count(pg_notify(c.channel, v_payload)) FROM unnest(channels) AS c (channel);
-    ELSIF largest + octet_length(header) <= 7930 AND cardinality(channels) = 1 THEN
+    IF largest + octet_length(header) <= 7930 AND cardinality(channels) = 1 THEN
         -- All payloads fit into notifications of 7,999 bytes. With one channel they need not be materialized, which
         -- takes two thirds of the time.
+        v_channel := channels[1];
         PERFORM count(pg_notify(v_channel, '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
             || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')))
         FROM unnest(bodies) AS b (body);
-    ELSIF largest + octet_length(header) <= 7930 THEN
+    ELSE
         -- MATERIALIZED computes each payload, with its Id, once for all channels.
         PERFORM (
             WITH m (payload) AS MATERIALIZED (
-                SELECT '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
-                    || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')
-                FROM unnest(bodies) AS b (body)
-            )
-            SELECT count(pg_notify(c.channel, m.payload)) FROM m CROSS JOIN unnest(channels) AS c (channel)
-        );
-    ELSE
-        PERFORM (
-            WITH m (payload) AS MATERIALIZED (
-                SELECT messages._topic_payload(topic_id, timeout, header, coalesce(b.body, ''))
-                FROM unnest(bodies) AS b (body)
+                SELECT CASE
+                    WHEN octet_length(p.header) + octet_length(p.body) <= 7996 THEN '{' || p.header || E'}\n' || p.body
+                    ELSE messages._store_body(timeout, p.header, p.body, topic_id, NULL)
+                END
+                FROM (
+                    SELECT '"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
+                        || v_header || nextval('messages._message_id') AS header, coalesce(b.body, '') AS body
+                    FROM unnest(bodies) AS b (body) OFFSET 0
+                ) AS p
             )
             SELECT count(pg_notify(c.channel, m.payload)) FROM m CROSS JOIN unnest(channels) AS c (channel)
         );
@@ -292,31 +283,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._notify_all IS
-    'Notify every channel of every body, in order. largest: the size of the largest body in bytes.';
-
-
-CREATE OR REPLACE FUNCTION messages._topic_payload(
-    topic_id bigint,
-    timeout int,
-    header text,
-    message text
-)
-RETURNS text
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_header text := '"Type":"Topic","Size":' || octet_length(message) || header
-        || ',"Id":' || nextval('messages._message_id');
-BEGIN
-    IF octet_length(v_header) + octet_length(message) > 7996 THEN
-        RETURN messages._store_body(timeout, v_header, message, topic_id, NULL);
-    END IF;
-    RETURN '{' || v_header || E'}\n' || message;
-END
-$$;
-
-COMMENT ON FUNCTION messages._topic_payload IS
-    'The payload of the notification for one topic message. A body over the NOTIFY limit is stored as a large body.';
+    'Notify every channel of every body, in order; store a body over the NOTIFY limit as a large body. largest: the size of the largest body in bytes.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_send_many(

@@ -609,7 +609,7 @@ COMMENT ON FUNCTION messages.publish_many IS
 CREATE OR REPLACE FUNCTION messages._has_json_field(
     payload text,
     path jsonpath,
-    variables jsonb
+    variables text
 )
 RETURNS boolean
 LANGUAGE plpgsql
@@ -620,7 +620,7 @@ BEGIN
         RETURN false;
     END IF;
     BEGIN
-        RETURN jsonb_path_exists(payload::jsonb, path, variables, true);
+        RETURN jsonb_path_exists(payload::jsonb, path, variables::jsonb, true);
     EXCEPTION WHEN data_exception OR program_limit_exceeded OR statement_too_complex THEN
         RETURN false;
     END;
@@ -628,5 +628,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_json_field IS
-    'For the monitor: whether a body is JSON in which this path finds a value. False if it is no JSON, or no jsonb, as with \u0000.';
-
+    'For the monitor: whether this path finds a value in a JSON body. variables: a JSON object. False if the body or the variables are not valid jsonb, as with \u0000.';

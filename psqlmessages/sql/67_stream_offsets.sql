@@ -10,7 +10,7 @@ BEGIN
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION '% needs a transaction in READ COMMITTED', command
             USING ERRCODE = 'feature_not_supported',
-                HINT = 'An older snapshot does not show messages that were committed since, so they would be lost.';
+                HINT = 'An older snapshot does not show what other transactions have committed since.';
     END IF;
 END
 $$;

@@ -247,7 +247,7 @@ BEGIN
                 CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
                 JOIN psqlmessages_auth AS a ON a.ident = p.pattern AND a.role <> c.role
             ),
-            messages._queue_channels()
+            (SELECT coalesce(jsonb_object_agg(q.name, q.channel), '{}') FROM psqlmessages_queue AS q)
         );
         PERFORM messages._record_unfinished(NULL, NULL, messages._replace_queue_channels());
     END IF;
@@ -396,24 +396,6 @@ COMMENT ON FUNCTION messages._mark_rules_applied_if_finished IS
     'Make _rules_are_applied true if no change of rules is unfinished: sends then use the stored rows without checking rules.';
 
 
-CREATE OR REPLACE FUNCTION messages._rules_have_work()
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN NOT messages._rules_are_applied()
-        OR EXISTS (SELECT FROM messages._recheck)
-        OR EXISTS (SELECT FROM messages._unfinished)
-        OR messages._role_membership_checksum() IS DISTINCT FROM (
-            SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1
-        );
-END
-$$;
-
-COMMENT ON FUNCTION messages._rules_have_work IS
-    'Whether _apply_role_membership_changes has anything to do.';
-
-
 CREATE OR REPLACE FUNCTION messages._try_create_topics(
     names text[]
 )
@@ -469,7 +451,7 @@ BEGIN
         v_are_created := messages._try_create_topics(topics);
     END IF;
     IF EXISTS (SELECT FROM unnest(former_rules) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
-        v_channels := messages._queue_channels();
+        v_channels := (SELECT coalesce(jsonb_object_agg(q.name, q.channel), '{}') FROM psqlmessages_queue AS q);
         v_locked_queues := messages._replace_queue_channels();
     END IF;
     v_nodes := messages._nodes_matching(idents);

@@ -87,45 +87,6 @@ COMMENT ON FUNCTION messages._claim_key IS
     'Claim a key for an element. Returns element_id, or the negative id of the element that was pushed with this key before; null if key is null. Waits for transactions that push the same key.';
 
 
-CREATE OR REPLACE FUNCTION messages._push_with_keys(
-    queue psqlmessages_queue,
-    bodies text[],
-    enc text,
-    headers jsonb[],
-    mature timestamp with time zone,
-    tries int,
-    keys text[]
-)
-RETURNS bigint[]
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    -- Ids are drawn here, so that they are in the order of the elements.
-    v_ids bigint[] := ARRAY(SELECT nextval('psqlmessages_element_id_seq') FROM unnest(bodies));
-BEGIN
-    -- In order of keys, so that two pushes cannot deadlock.
-    v_ids := ARRAY(
-        SELECT c.id
-        FROM (
-            SELECT k.ordinal, coalesce(messages._claim_key(queue, k.key, k.id), k.id) AS id
-            FROM (
-                SELECT i.ordinal, i.id, nullif(keys[i.ordinal], '') AS key
-                FROM unnest(v_ids) WITH ORDINALITY AS i (id, ordinal) ORDER BY 3, 1
-            ) AS k
-        ) AS c
-        ORDER BY c.ordinal
-    );
-    INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, tries, enc, headers, body)
-    SELECT i.id, queue.id, mature, mature, tries, enc, coalesce(headers[i.ordinal], '{}'), coalesce(bodies[i.ordinal], '')
-    FROM unnest(v_ids) WITH ORDINALITY AS i (id, ordinal) WHERE i.id > 0 ORDER BY i.ordinal;
-    RETURN v_ids;
-END
-$$;
-
-COMMENT ON FUNCTION messages._push_with_keys IS
-    'Store elements with keys. Returns the id of each; negative if its key was pushed before.';
-
-
 CREATE OR REPLACE FUNCTION messages._push(
     command text,
     client_id text,
@@ -169,8 +130,25 @@ BEGIN
     IF error IS NULL AND cardinality(bodies) > 0 THEN
         v_queue := messages._get_or_create_queue(queue);
         IF keys IS NOT NULL THEN
-            ids := messages._push_with_keys(v_queue, bodies, enc, v_headers, v_mature, tries, keys);
-            v_puts := (SELECT count(*) FROM unnest(ids) AS i (id) WHERE i.id > 0);
+            -- Ids are drawn here, so that they are in the order of the elements. An id becomes negative if its key was
+            -- pushed before. Keys are claimed in their order, so that two pushes cannot deadlock.
+            ids := ARRAY(SELECT nextval('psqlmessages_element_id_seq') FROM unnest(bodies));
+            ids := ARRAY(
+                SELECT c.id
+                FROM (
+                    SELECT k.ordinal, coalesce(messages._claim_key(v_queue, k.key, k.id), k.id) AS id
+                    FROM (
+                        SELECT i.ordinal, i.id, nullif(keys[i.ordinal], '') AS key
+                        FROM unnest(ids) WITH ORDINALITY AS i (id, ordinal) ORDER BY 3, 1
+                    ) AS k
+                ) AS c
+                ORDER BY c.ordinal
+            );
+            INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, tries, enc, headers, body)
+            SELECT i.id, v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[i.ordinal], '{}'),
+                   coalesce(bodies[i.ordinal], '')
+            FROM unnest(ids) WITH ORDINALITY AS i (id, ordinal) WHERE i.id > 0 ORDER BY i.ordinal;
+            GET DIAGNOSTICS v_puts = ROW_COUNT;
         ELSE
             WITH stored AS (
                 INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)

@@ -778,18 +778,6 @@ COMMENT ON FUNCTION messages._queues_have_work IS
     'Whether _maintain_queues has anything to do. False within a second after a check that found nothing.';
 
 
-CREATE OR REPLACE FUNCTION messages._queue_channels()
-RETURNS jsonb
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT coalesce(jsonb_object_agg(q.name, q.channel), '{}') FROM psqlmessages_queue AS q
-$$;
-
-COMMENT ON FUNCTION messages._queue_channels IS
-    'The channels of all queues by name.';
-
-
 CREATE OR REPLACE FUNCTION messages._replace_queue_channels(
     queues bigint[] DEFAULT NULL
 )

@@ -4,12 +4,14 @@ import json
 import re
 import signal
 from io import StringIO
+from typing import Any
 
 import psycopg
 import pytest
 
 from psqlmessages import Node, __version__
 from psqlmessages.cli.main import main
+from psqlmessages.shutdown import signal_handler
 from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, Program, started
 from tests.conftest import TestedServer
@@ -75,7 +77,9 @@ def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: 
 FAILURES = (
     (("call", "NODE1", "NODE2", "x"), "17: Client NODE2 is not connected"),
     (("send", "NODE1", "ORDERS"), "10: cannot listeners for Topic ORDERS"),
-    (("receive", "OTHER", "ORDERS"), "5: there are no permissions for ident OTHER"),
+    (("receive", "OTHER", "ORDERS"), "('user1', 'OTHER', 'Topic', 'ORDERS', 'RW', 60)"),
+    (("queue", "pop", "OTHER", "Q"), "('user1', 'OTHER', 'Queue', 'Q', 'R', 60)"),
+    (("stream", "publish", "A", "T", "x"), "('user1', 'A', 'Topic', 'T', 'W', 60)"),
     (("status", "UNHEARD"), "there is no topic UNHEARD, or no rule lets"),
     (("call", "NODE1", "NODE2", "{", "--json"), "Expecting property name"), (("demo",), "cannot"),
     (("bench", "--quick"), "cannot prepare the benchmark"),
@@ -142,6 +146,20 @@ def test_a_signal_ends_receive_and_send_promptly(
         next_message(node1)
         ended(program, number, codes[1])
     assert node1.topic_status("ORDERS").notifiers == ()
+
+
+def test_signal_handlers_are_restored(monkeypatch):
+    for earlier in (print, signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGUSR1, earlier)
+        with signal_handler(repr, signal.SIGUSR1):
+            assert signal.getsignal(signal.SIGUSR1) is repr
+        assert signal.getsignal(signal.SIGUSR1) is earlier
+    # This one always finds a handler that is not Python's.
+    calls: list[Any] = []
+    monkeypatch.setattr(signal, "signal", lambda *call: calls.append(call))
+    with signal_handler(repr, signal.SIGUSR1):
+        assert calls.pop() == (signal.SIGUSR1, repr)
+    assert calls == [(signal.SIGUSR1, signal.SIG_DFL)]
 
 
 def test_bench_shows_ratios(server: TestedServer, owner: psycopg.Connection, capsys):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from psqlmessages import wire
 from psqlmessages.client.messages import HeaderCache, split_call
 from psqlmessages.wire import EncodedBody, MalformedPayload, decode, encode_many, parse, serialize
 
@@ -54,6 +55,15 @@ def test_a_first_line_that_is_no_json_object_or_a_body_of_another_encoding_is_re
     for text, enc in OTHER_ENCODINGS:
         with pytest.raises(MalformedPayload):
             decode(text, enc)
+
+
+def test_numbers_have_ascii_digits_and_a_maximum():
+    for text, number in (
+        ("0", 0), ("7", 7), ("99", 99), ("100", None), ("007", 7), ("0" * 5000, 0),
+        ("0" * 5000 + "99", 99), ("9" * 5000, None), ("", None), ("-1", None), ("+1", None),
+        (" 1", None), ("1_0", None), ("1.0", None), ("٣", None), ("²", None),
+    ):  # fmt: skip
+        assert wire.parse_number(text, 99) == number, text[:9]
 
 
 @given(texts | st.binary() | no_texts)

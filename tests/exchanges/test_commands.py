@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from project.postgres import Server
@@ -168,10 +168,18 @@ def test_list_is_a_table_of_exchanges_with_their_counts(type_in: TypeIn, x1: Exc
     store = CounterStore()
     for live, outcome in ((worker, "discarded"), (store.worker, "ok"), (store.worker, "to")):
         count(live, outcome, 5, "2026-01-01T00:00Z")
-    for each in [store] * 30 + [CounterStore()] * 30:
+    merged = ExchangeCount.objects.filter(worker=FORMER_WORKERS)
+    for _ in range(29):
+        store.write([])
+    with pytest.raises(IntegrityError), transaction.atomic():
+        store.write([ExchangeCount(exchange=x1, outcome="ok", buckets=None)])
+    for _ in range(29):
+        store.write([])
+    assert not merged.exists()
+    for each in [store] + [CounterStore()] * 30:
         each.write([])
     assert ExchangeCount.objects.count() == 12
-    assert ExchangeCount.objects.get(worker=FORMER_WORKERS).outcome == "ok"
+    assert merged.get().outcome == "ok"
 
 
 def test_missing_objects_and_repeated_changes_are_reported(type_in: TypeIn, x1: Exchange):

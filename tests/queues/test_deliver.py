@@ -256,12 +256,3 @@ def test_arguments_that_name_nothing_deliver_nothing(exchange: Exchange):
     ref = [str(id_)]
     exchange.program.ok("deliver", "exchange.X", "Q", ref, [], ref, [], ["A"], *[[]] * 5)
     assert exchange.queue.pop(5, "A") == ["x"]
-
-
-def test_delivering_needs_the_right_to_take(brief: Exchange):
-    brief.queue.world.rules("user3 * Queue * RW 1")
-    for client, number in (("", 15), (None, 15), ("NODE*", 16), ("exchange.X", 2)):
-        if number == 2:
-            brief.queue.world.execute("DELETE FROM messages.auth WHERE dest IN ('Q', '*')")
-        assert brief.program.error("deliver", client, "Q", *[[]] * 10)[0] == number
-        assert brief.program.error("take", client, "Q", 1)[0] == number

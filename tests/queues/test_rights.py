@@ -43,27 +43,6 @@ def test_a_stolen_lease_is_of_no_use_to_another_role(queue: Queue):
         assert queue.sizes()["Reserved"] == 1, function
 
 
-def test_an_invalid_name_gets_nothing_though_a_rule_covers_it(queue: Queue):
-    queue.world.rules(
-        "user1 * Queue * RW 1", "user1 PUT* Queue Q RW 1", "user2 GET* Queue Q R 1",
-        "user2 * Queue Q R 1",
-    )  # fmt: skip
-    queue.push("x")
-    pushes = {
-        ("PUT*", "Q"): 16, ("P*", "ELSE"): 16, ("PUT", "Q*"): 62, ("PUT", "*"): 62,
-        ("x" * 101, "Q"): 54, ("PUT", "x" * 101): 54,
-    }  # fmt: skip
-    takes = {("GET*", "Q"): 16, ("G*", "Q"): 16, ("x" * 101, "Q"): 54, ("", "Q"): 15}
-    for function, body in PUSHES.items():
-        refused = {names: queue.pusher.error(function, *names, body)[0] for names in pushes}
-        assert refused == pushes, function
-    for function in READS:
-        refused = {names: queue.reader.error(function, *names, 1)[0] for names in takes}
-        assert refused == takes, function
-    assert queue.pop(5) == ["x"]
-    assert queue.world.owner.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
-
-
 @pytest.mark.parametrize("max_tries", [None, 3])
 def test_the_largest_number_of_tries_delays_no_call(queue: Queue, max_tries: int | None):
     queue.limit(max_tries)

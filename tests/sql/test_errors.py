@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from psqlmessages.client.refused_calls import needed_rule
+from psqlmessages.exceptions import error_for
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 
@@ -68,11 +70,11 @@ WITH_TOPIC: dict[str, tuple[Any, ...]] = {
     "subscribe": ("ME", "BOTH", 60, 10), "unsubscribe": ("ME", "BOTH"),
     "subscription": ("ME", "BOTH"), "stream_horizons": ("ME", ["BOTH"]),
     "subscribe_from": ("ME", ["BOTH"], [0], 60),
-    "publish_staged": ("ME", "BOTH", "query", 0, [], 0),
+    "publish_staged": ("ME", "BOTH", "query", 0, [], 0), "read_stream": ("ME", "BOTH"),
 }  # fmt: skip
 WITH_QUEUE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(["pause", "resume", "drain", "sizes", "queue_listen"], ("ME", "QBOTH")),
-    "remove_queue": ("ME", "QBOTH"),
+    **dict.fromkeys(["remove_queue", "peek"], ("ME", "QBOTH")),
     "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60), "push": ("ME", "QBOTH", "body"),
     "push_many": ("ME", "QBOTH", ["body"]), "pop": ("ME", "QBOTH", 1),
     "reserve": ("ME", "QBOTH", 1, 60.0), "take": ("ME", "QBOTH", 1), "remove": ("ME", "QBOTH", 1),
@@ -101,12 +103,12 @@ NO_PATTERN = {*WITH_TOPIC} - {"topic_observe", "topic_unobserve", "stream_horizo
 MODES = {
     "W": [*SENDS, *PUBLISHES, "topic_notify", "topic_unnotify", "publish_staged"],
     "R": ["topic_listen", "topic_unlisten", "subscribe", "subscription", "stream_horizons",
-          "subscribe_from"],
+          "subscribe_from", "read_stream"],
     "O": ["topic_observe", "topic_unobserve"],
 }  # fmt: skip
 QUEUE_MODES = {
     "W": [*PUSHES, "push_staged"],
-    "R": [*TAKES, "queue_listen", "deliver", "renew"],
+    "R": [*TAKES, "peek", "queue_listen", "deliver", "renew"],
     "RW": ["remove", "pause", "resume", "drain"],
     "A": ["configure_queue", "remove_queue", "remove_elements", "move_elements"],
 }
@@ -227,6 +229,7 @@ CASES = [
     *wrong(60, ["subscribe_from"], 3, 0, -1, None, argument="timeout"),
     *wrong(60, ["subscribe"], 3, 0, -1, None, argument="max_rows"),
     *wrong(60, ["stream_horizons"], 3, 0, -1, argument="max_rows"),
+    Case(60, "read_stream", ("ME", "BOTH", 0, None, 0), {"argument": "max_rows"}),
     *wrong(60, TAKES, 2, 0, -1, None, argument="count"),
     *wrong(60, ["reserve"], 3, 0.0, -1.0, float("nan"), 1e12, argument="duration"),
     *wrong(60, ["configure_queue"], 4, 0, -1, argument="key_timeout"),
@@ -271,6 +274,23 @@ def gathered(case: Case) -> Case:
 CASES += [gathered(case) for case in CASES if case.function in {"rpc", "return"}]
 
 
+# Function, arguments, number and text of an error, and the rule that the node ME needs.
+NEEDED_RULES: list[tuple[str, tuple[Any, ...], int, str, tuple[str, ...]]] = [
+    ("topic_auth", ("T",), 2, "cannot use Topic to T", ("ME", "Topic", "T", "R")),
+    ("topic_status", ("T",), 9, "Topic T is not existent", ("ME", "Topic", "T", "R")),
+    ("topic_status_as", ("ME", "T"), 9, "Topic T is not existent", ("ME", "Topic", "T", "R")),
+    ("unsubscribe", ("ME", "T"), 2, "cannot use Topic to T", ("ME", "Topic", "T", "R")),
+    ("sizes", ("ME", "Q"), 2, "cannot use Queue to Q", ("ME", "Queue", "Q", "R")),
+    ("rpc", ("A", "TOKEN"), 2, "cannot use Rpc to A", ("ME", "Rpc", "A", "W")),
+    ("rpc", ("x*", "TOKEN"), 16, "Client x* don't exist", ("ME", "Rpc", "x*", "W")),
+    ("push", ("A", "Q"), 16, "Client A don't exist", ("A", "Queue", "Q", "W")),
+    ("commit", ("A", LEASE), 16, "Client A don't exist", ("A", "Queue", "", "R")),
+    ("", (), 16, "Client A don't exist", ("A", "", "", "")),
+    ("", (), 3, "cannot auth A with Queue Q", ("ME", "Queue", "Q", "A")),
+    ("init", ("A",), 5, "there are no permissions for ident A", ("A", "", "", "")),
+]  # fmt: skip
+
+
 class ErrorNodes(NamedTuple):
     """A world where each error is one call away."""
 
@@ -286,6 +306,7 @@ def nodes(server: TestedServer) -> Iterator[ErrorNodes]:
     world.rules(*RULES)
     me = world.node("user1", "ME", notify="BOTH QUIET")
     other = world.node("user2", "OTHER", listen="BOTH WRITE")
+    me.ok("push", "ME", "QBOTH", "x")
     world.execute("UPDATE messages._settings SET max_body_bytes = 8192")
     yield ErrorNodes(world, me, other, world.program("user1"))
     world.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
@@ -328,6 +349,18 @@ def test_a_refused_call_answers_with_number_text_and_warning(nodes: ErrorNodes):
     assert len(CASES) > 600
 
 
+def test_a_refused_call_names_the_rule_that_it_needs():
+    table = list(NEEDED_RULES)
+    for case in CASES:
+        if case.number == 3 and case.function not in ("take", "deliver"):
+            mode, type_, dest = case.values.values()
+            rule = ("ME", type_, dest, mode.replace("RW", ""))
+            table.append((case.function, case.arguments, 2, f"cannot use {type_} to {dest}", rule))
+    for name, arguments, number, text, rule in table:
+        sql = f"SELECT messages.{name}()" if name else ""
+        assert needed_rule("ME", error_for(number, text), sql, arguments) == rule, name
+
+
 def ask(nodes: ErrorNodes) -> tuple[Program, str, str]:
     """A new node that has just asked OTHER; its name and its token."""
     asker = nodes.world.node("user3", f"ASKER{len(nodes.world.programs)}")
@@ -357,7 +390,6 @@ def prepared(nodes: ErrorNodes) -> Iterator[Case]:
         yield Case(55, "return", (*asked, "answer", enc), {"enc": enc}, caller="other")
     nodes.me.ok("publish_staged", "ME", "BOTH", "imports", 5, [], 0)
     told = {"batch": 4, "query": "imports", "last": 5}
-    nodes.me.ok("push", "ME", "QBOTH", "body")
     yield Case(66, "remove_queue", ("ME", "QBOTH"), {"queue": "QBOTH"})
     yield Case(65, "publish_staged", ("ME", "BOTH", "imports", 4, [], 0), told)
 

@@ -154,18 +154,6 @@ def test_a_range_of_ids_is_read_in_order_up_to_the_settled_one(stream: Stream):
     assert read(stream.subscriber, second) == []
 
 
-def test_a_range_is_read_only_as_rules_allow(stream: Stream):
-    stream.publish("one")
-    refusals = {
-        ("SUB", ""): 1, ("SUB", "UNKNOWN"): 9, ("SUB", "T*"): 9, (None, "T"): 15,
-        ("NOBODY", "T"): 16, ("SUB", "T", 0, None, 0): 60,
-    }  # fmt: skip
-    found = {each: stream.subscriber.error("read_stream", *each)[0] for each in refusals}
-    assert found == refusals
-    stream.execute("UPDATE messages.auth SET mode = 'W'")
-    assert stream.subscriber.error("read_stream", "SUB", "T")[0] == 3
-
-
 def test_messages_read_stay_until_the_transaction_ends(stream: Stream):
     stream.publish("one")
     with stream.subscriber.connection.transaction():

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import pytest
+from django.core.exceptions import RequestAborted
 from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.client import async_session, gateway
-from psqlmessages.relay.hub import Hub, get_hub
+from psqlmessages.relay.hub import Hub, close_hubs, get_hub
 from psqlmessages.retry import MAX_LOCK_WAIT_SECONDS, MIN_LOCK_WAIT_SECONDS, LockWaitBudget
 from tests.sql.conftest import Program, World
 from tests.web import receivers
@@ -152,6 +153,19 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
 
     asyncio.run(use("A1"))
     assert world.owner.query(IDENTS) is None
+
+
+def test_at_the_end_only_errors_of_unfinished_requests_are_ignored(caplog):
+    def fail(error: Exception) -> None:
+        raise error
+
+    with closing(asyncio.new_event_loop()) as loop:
+        loop.call_soon(get_hub)
+        loop.run_until_complete(asyncio.sleep(0))
+        for error in (RequestAborted(), RuntimeError(), ValueError()):
+            loop.call_soon(fail, error)
+        close_hubs()
+    assert [record.exc_info[0] for record in caplog.records] == [ValueError]
 
 
 HUBS = "SELECT FROM pg_stat_activity WHERE usename = 'user1' AND application_name LIKE '%%hub'"

@@ -11,6 +11,7 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.models import Exchange, Queue
+from psqlmessages.models.names import list_names
 from psqlmessages.monitor import listing
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
@@ -108,6 +109,13 @@ def test_elements_are_shown_and_found_with_the_permission():
     for client, status in (some, 400), (everything, 200):
         given = {"action": "delete", "all": "1", "search": "one", "may_see_bodies": "yes"}
         assert client.post(ORDERS, given).status_code == status
+
+
+def test_long_lists_of_names_are_cut(queues: World):
+    texts = ["", "a", "a, b", "a, b and more", "a, b and 2 more"]
+    assert [list_names("abcd"[:length], 2) for length in range(5)] == texts
+    queues.rules(*(f"user1 a{number:02} Queue orders R 60" for number in range(15)))
+    assert "a09 and more</bdi>" in operator().get(ORDERS).text
 
 
 def test_the_rule_that_a_call_lacked_is_added(queues: World):

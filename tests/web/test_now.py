@@ -179,6 +179,11 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
     slow_reader(quiet, is_alive=False)
     quiet.program("user2").ok("subscribe", "SUB", "T", 3600)
     assert "subscriptions:SUB/T" not in {problem["id"] for problem in read(client, **token)}
+    quiet.begin()
+    slow_reader(quiet)
+    expired = {"topic": "T", "position": 0, "timeout": 1, "is_alive": False}
+    Subscription.objects.bulk_create(Subscription(ident=f"E{n}", **expired) for n in range(20))
+    assert "subscriptions:SUB/T" in {problem["id"] for problem in read(client, **token)}
 
 
 def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(quiet: World):

@@ -19,8 +19,7 @@ from websockets.sync.client import ClientConnection
 
 from psqlmessages.relay.daphne import BURST_SECONDS, COMMON_SHARE, OWN_SHARE, CpuShare, Transport
 from psqlmessages.relay.frames import EncodedFrame
-from psqlmessages.relay.send_queue import SendQueue
-from psqlmessages.relay.socket import MAX_WAITING_FRAMES, ReceiveQueue
+from psqlmessages.relay.socket import MAX_WAITING_FRAMES, ReceiveQueue, SendQueue
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web.receivers import in_loop

@@ -95,7 +95,7 @@ class CounterStore:
 
         Rows hold totals, so writing a row twice does no harm.
         """
-        # If this write fails, the count until the next merge starts again.
+        # If this write fails, the next merge is _FIRST_MERGE_WRITES writes later, as after a start.
         left, self._writes_until_merge = self._writes_until_merge - 1, _FIRST_MERGE_WRITES
         exchanges = Exchange.objects.using(self._using)
         existing = exchanges.in_bulk({row.exchange_id for row in rows})

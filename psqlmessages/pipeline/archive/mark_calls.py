@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from psqlmessages.client.calls import Call, check_names, raise_for_error
-from psqlmessages.client.stream_calls import unsubscribe
 from psqlmessages.exceptions import InvalidArgument
 
 # The node name of the archive.
@@ -54,11 +53,6 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
         (*check_names(IDENT), names, ids, _TIMEOUT_SECONDS),
         lambda answer: {m["Topic"]: m["Removed"] for m in raise_for_error(answer)["Missed"]},
     )
-
-
-def unmark(topic: str) -> Call[bool]:
-    """Create a call that removes the mark of a topic, and returns False if there was none."""
-    return unsubscribe(IDENT, topic)
 
 
 def list_marked() -> Call[list[str]]:

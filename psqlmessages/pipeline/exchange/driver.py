@@ -62,15 +62,13 @@ class SparkExchanges:
         )
         self.define(())
 
-    def define(self, exchanges: Iterable[CompiledExchange]) -> bool:
-        """Run only these exchanges from the next turn on; return False if nothing changes."""
+    def define(self, exchanges: Iterable[CompiledExchange]) -> None:
+        """Run only these exchanges from the next turn on."""
         text = dump_exchanges(exchanges)
-        if text == self._text:
-            return False
-        self._text = text
-        self._version += 1
-        self._folder.put(self._version, text)
-        return True
+        if text != self._text:
+            self._text = text
+            self._version += 1
+            self._folder.put(self._version, text)
 
     def start(self, *, once: bool = False) -> StreamingQuery:
         """Start the query; with ``once``, the query ends when the queues are empty."""

@@ -90,17 +90,13 @@ class ExchangeFlow:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of the page. ``database`` describes the database, without secrets.
-
-    Names of queues have no prefix if their namespace is ``home``.
-    """
+    """The contents of the page. ``database`` describes the database, without secrets."""
 
     database: str
     period: Period
     made_at: datetime
     statistics: ReportStatistics
     flows: list[ExchangeFlow]
-    home: str = "default"
 
     def as_json(self) -> dict[str, Any]:
         """Return the data that the script of the page draws."""
@@ -112,7 +108,6 @@ class Report:
             "counted": statistics.counted,
             "steps": [[at, asdict(step)] for at, step in sorted(statistics.steps.items())],
             "points": [[name, list(counts.items())] for name, counts in statistics.points.items()],
-            "home": self.home,
             "exchanges": [asdict(flow) for flow in self.flows],
         }
 

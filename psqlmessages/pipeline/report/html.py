@@ -59,7 +59,7 @@ def render_page(report: Report) -> str:
         topics=_render_busiest("Topic", statistics.topics, statistics),
         senders=_render_busiest("Sender", statistics.senders, statistics),
         exchanges=_render_exchanges(report.flows),
-        copies=_render_copies(report.flows, report.home),
+        copies=_render_copies(report.flows),
         data=json.dumps(report.as_json(), ensure_ascii=False).replace("<", r"\u003c"),
         # All modules in one script: a page that is opened from disk cannot import files.
         script=_TAG.sub(r"\\x3c", "\n".join(map(_wrap_module, _MODULES))),
@@ -117,19 +117,19 @@ def _render_exchanges(flows: Iterable[ExchangeFlow]) -> str:
     return _render_table(["Exchange", *_OUTCOMES.values()], rows)
 
 
-def _render_copies(flows: Iterable[ExchangeFlow], home: str) -> str:
+def _render_copies(flows: Iterable[ExchangeFlow]) -> str:
     rows = []
     for flow in flows:
         for each in flow.destinations:
-            queues = [_format_queue(queue, home) for queue in (flow.source, each["to"])]
+            queues = [_format_queue(queue) for queue in (flow.source, each["to"])]
             texts = (flow.name, *queues, each["selector"] or "always")
             rows.append([*map(escape, texts), f"{each['copies']:,}"])
     return _render_table(["Exchange", "From", "To", "When", "Copies"], rows, text_count=4)
 
 
-def _format_queue(queue: tuple[str, str], home: str) -> str:
+def _format_queue(queue: tuple[str, str]) -> str:
     namespace, name = queue
-    return name if namespace == home else f"{namespace}/{name}"
+    return name if namespace == "default" else f"{namespace}/{name}"
 
 
 def _render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], text_count: int = 1) -> str:

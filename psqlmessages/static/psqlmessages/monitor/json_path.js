@@ -2,7 +2,8 @@
  * JSON path: finds one field in JSON bodies, such as `$.order.id` or `$.items[0].id = 42`.
  *
  * The stored messages are searched alike on the server (stored_messages.py): a name applied to an array
- * applies to each of its elements, and 42 finds the number and the text.
+ * applies to each of its elements, and 42 finds the number and the text. But here, numbers beyond 2^53 are
+ * compared as JavaScript rounds them.
  */
 
 const STEP = String.raw`\.([^\s.\[\]()=!<>?*"]+)|\[([0-9]{1,9})\]`;
@@ -33,7 +34,8 @@ export function fieldFilter(text) {
 function take(value, step) {
   const elements = [value].flat();
   if (typeof step === "number") return elements.slice(step, step + 1);
-  return elements.filter((each) => each instanceof Object && Object.hasOwn(each, step)).map((each) => each[step]);
+  const objects = elements.filter((each) => each instanceof Object && !Array.isArray(each));
+  return objects.filter((each) => Object.hasOwn(each, step)).map((each) => each[step]);
 }
 
 /** The value of a JSON text; undefined if the text is not JSON. */

@@ -67,7 +67,7 @@ const shorten = (name) => {
 };
 
 function drawGraph() {
-  const queueName = ([ns, queue]) => (ns === data.home ? queue : `${ns}/${queue}`);
+  const queueName = ([ns, queue]) => (ns === "default" ? queue : `${ns}/${queue}`);
   const queueId = (ref) => `q ${JSON.stringify(ref)}`;
   const refs = data.exchanges.flatMap(({ source, destinations }) => [source, ...destinations.map(({ to }) => to)]);
   const queues = [...new Map(refs.map((ref) => [queueId(ref), queueName(ref)]))].map(([id, name]) =>
