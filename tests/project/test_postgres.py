@@ -129,8 +129,6 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
 
 def test_data_of_an_earlier_run_are_announced(server: Server):
     created_at, second = server.home.created_at, timedelta(seconds=1)
-    server.stop()
-    server.start()
     assert describe_data(server.home, created_at - second) == f"Data: new, in {server.home.data}"
     text = describe_data(server.home, created_at + second)
     assert f"of an earlier run, created {created_at:%Y-%m-%d %H:%M}" in text
