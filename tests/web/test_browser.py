@@ -206,6 +206,9 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
         && document.querySelector(".edge.copy.busy text").textContent.includes("/s")
         && document.querySelector("#copies").textContent.includes("/s")""",
     )
+    models.ExchangeCount.objects.filter(outcome="ok").update(failing_since=timezone.now())
+    state = page.locator("#exchanges tr").filter(has_text="sort")
+    expect(state).to_contain_text(re.compile(r"failing since \d.*, next try within 5 s"))
     models.Exchange.objects.all().delete()
     expect(page.locator("#no-exchanges")).to_be_visible()
     expect(page.locator("#graph")).to_be_hidden()

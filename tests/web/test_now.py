@@ -125,7 +125,7 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      "/monitor/streams/T/", "Start the node"),
     (lambda world: slow_reader(world, timeout=9, pinged_at=timezone.now() - timedelta(seconds=10)),
      "subscriptions:SUB/T", "error", "“SUB” to “T” has expired: it misses messages since 20",
-     "/monitor/streams/T/", "Recovered: false"),
+     "/monitor/streams/T/", "continues with new messages"),
     (transaction, "transactions:", "warning", "has been in a transaction for",
      "/open-transactions/", "SELECT messages._terminate("),
     (refused, "refused_calls:example Topic O'T", "warning", "3 calls of “example” to “O'T” were",
@@ -139,7 +139,7 @@ OF_THE_SERVER = (
     ("notification_queue", (0.5, *[None] * 7), "error", "Notification queue: 50.0000% full."),
     ("notification_queue", (0.01, *HOLDER), "warning", "held back by pid 7 (shop, no name)"),
     ("notification_queue", (0.2, *HOLDER), "error", "which is idle in transaction for 65 s."),
-    ("commit_lock", (3, 8.0, 7), "error", "3 commits wait, the longest for 8 s, for pid 7"),
+    ("commit_lock", (3, 8.0, 7), "error", "3 commits wait for pid 7, which holds the NOTIFY lock."),
     ("restart", (timezone.now(),), "warning", "PostgreSQL was started"),
 )
 
@@ -162,7 +162,7 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
         assert read(client, **token) == []
         page = viewer.get("/monitor/").text
         assert "No problems: all 11 checks passed." in page
-        assert "log records refused calls of programs that call the SQL functions" in page
+        assert "look for their refused calls in PostgreSQL" in page
         if make is transaction:
             settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_TRANSACTION_SECONDS": 1}
         make(quiet)
@@ -188,6 +188,32 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
     expired = {"topic": "T", "position": 0, "timeout": 1, "is_alive": False}
     Subscription.objects.bulk_create(Subscription(ident=f"E{n}", **expired) for n in range(20))
     assert "subscriptions:SUB/T" in {problem["id"] for problem in read(client, **token)}
+
+
+def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(quiet: World):
+    blocked = {"missing_rules": ["default: INSERT"], "failing_since": "2026-11-27T12:03:05Z"}
+    for is_running, button, *needed in (
+        (False, "Start", "change_exchange"),
+        (True, "Add the rules", "view_exchange", "add_auth", "change_auth"),
+    ):
+        quiet.begin()
+        quiet.rule("user1", "W", "Queue", "*", "RW", 60)
+        made = Exchange.objects.create(name="x", source_queue="orders", is_running=is_running)
+        count(made, ("ok", -1, 1), **blocked)
+        push(quiet, "orders", 7)
+        listing._results.clear()
+        page = logged_in("view_monitor").get("/monitor/").text
+        assert {*needed} <= {*re.findall("<code>psqlmessages.(.*?)</code>", page)}
+        assert ("2026-11-27 12:03:05 UTC" in page) is is_running
+        helper = logged_in("view_monitor", "view_destination", *needed)
+        page, address = (
+            helper.get("/monitor/").text,
+            f"/admin/psqlmessages/exchange/{made.pk}/change/",
+        )
+        # The problem of elements that wait for a stopped exchange leads there too.
+        assert page.count(f'href="{address}"') == 2 - is_running
+        assert "ask a user with these" not in page
+        assert button in helper.get(address).text
 
 
 def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
