@@ -14,6 +14,11 @@ VIEW_BODIES: Final = "psqlmessages.view_bodies"
 VIEW_ELEMENTS: Final = "psqlmessages.view_element"
 ACCESS_PERMISSIONS: Final = frozenset((VIEW_MONITOR, VIEW_BODIES))
 SEND_TEST_MESSAGES: Final = "psqlmessages.send_test_messages"
+# The permissions for the buttons on the admin's page of an exchange.
+START_EXCHANGE: Final = ("psqlmessages.change_exchange",)
+ADD_RULES_OF_EXCHANGE: Final = (
+    "psqlmessages.view_exchange", "psqlmessages.add_auth", "psqlmessages.change_auth",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

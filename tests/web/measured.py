@@ -81,8 +81,8 @@ def report(folder: Path, *, is_empty: bool = False) -> str:
     if is_empty:
         figures = contents.ReportStatistics("tests", step, None, {}, {}, {}, {})
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 1234}
-    of = {"ok": 1300, "no_route": 66}
-    flow = contents.ExchangeFlow(HOSTILE, ("default", "orders"), [destination], of)
+    outcomes = {"ok": 1300, "no_route": 66}
+    flow = contents.ExchangeFlow(HOSTILE, ("default", "orders"), [destination], outcomes)
     flows = [] if is_empty else [flow]
     page = folder / "report.html"
     page.write_text(html.render_page(contents.Report("db on host", period, end, figures, flows)))

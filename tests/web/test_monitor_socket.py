@@ -217,6 +217,8 @@ MALFORMED = (
     '{"op":"watch","topic":"\\ud800"}', '{"op":"echo"}', '{"op":"echo","n":"1"}',
     '{"op":"echo","n":1' + " " * 5000 + "}",
 )  # fmt: skip
+
+
 MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
 
 
