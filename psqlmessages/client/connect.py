@@ -132,26 +132,34 @@ _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN conca
 # At a stricter isolation level, concurrent calls cause serialization errors for each other.
 _SET_STATEMENT_TIMEOUT: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s THEN concat(
-        set_config('statement_timeout', %s::text, false),
+        set_config('statement_timeout', coalesce(%s, current_setting('statement_timeout')), false),
         set_config('default_transaction_isolation', 'read committed', false)
     ) END
 """
 
 
-async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> bool:
-    """Set a statement timeout and the isolation level; return False if there is a pooler.
+async def connect_async(
+    conninfo: str, answer_seconds: float, statement_seconds: float | None = None
+) -> AsyncConnection:
+    """Connect with autocommit; set the isolation level and, if given, a statement timeout.
 
-    Behind a pooler, set nothing, and stop preparing statements. The pooler may give the backend
+    Behind a pooler, set nothing, and do not prepare statements. The pooler may give the backend
     with our settings and statements to another client, and give us a backend without them.
     """
-    cursor = await connection.execute(
-        _SET_STATEMENT_TIMEOUT, (connection.info.backend_pid, int(seconds * 1000))
-    )
-    row = await cursor.fetchone()
-    is_direct = row is not None and row[0] is not None
-    if not is_direct:
-        connection.prepare_threshold = None
-    return is_direct
+    connection = await AsyncConnection.connect(conninfo, autocommit=True)
+    connection.answer_seconds = answer_seconds
+    timeout = None if statement_seconds is None else f"{statement_seconds * 1000:.0f}"
+    try:
+        parameters = (connection.info.backend_pid, timeout)
+        ((result,),) = await (
+            await connection.execute(_SET_STATEMENT_TIMEOUT, parameters)
+        ).fetchall()
+    except BaseException:
+        await connection.close()
+        raise
+    if result is None:
+        connection.is_pooled, connection.prepare_threshold = True, None
+    return connection
 
 
 class Connector:

@@ -325,9 +325,13 @@ class Waker:
 
 
 class PreparedCallsMixin:
-    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``)."""
+    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``).
+
+    ``is_pooled``: `connect_async` has detected a pooler.
+    """
 
     answer_seconds = 60.0
+    is_pooled = False
 
     @cached_property
     def _statements(self) -> StatementCache:

@@ -15,11 +15,7 @@ import psycopg
 from psycopg import sql
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import (
-    host_and_port,
-    refuse_shared_connections,
-    set_statement_timeout,
-)
+from psqlmessages.client.connect import connect_async, host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.client.wakeups import MOVED, QueueState
@@ -117,10 +113,9 @@ class QueueListener:
         """Connect; return False if the caller must poll because a pooler shares connections."""
         if monotonic() < self._poll_until:
             return False
-        connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
-        connection.answer_seconds = ANSWER_SECONDS
+        connection = await connect_async(self._conninfo, ANSWER_SECONDS, ANSWER_SECONDS)
         try:
-            if not await set_statement_timeout(connection, ANSWER_SECONDS):
+            if connection.is_pooled:
                 await asyncio.to_thread(
                     refuse_shared_connections, self._conninfo, host_and_port(connection)
                 )

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
-from psqlmessages.client.connect import set_statement_timeout
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.conf import get_settings
@@ -223,12 +223,9 @@ class MinuteWriter:
 
     async def _write_while_locked(self) -> None:
         dsn = complete_conninfo(direct_dsn(), "history")
-        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-            connection.answer_seconds = 2.0 * _QUERY_SECONDS
-            # False: there is a pooler, which may give the session with the lock to another client.
-            if not await set_statement_timeout(connection, _QUERY_SECONDS):
-                return
-            if not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
+        async with await connect_async(dsn, 2.0 * _QUERY_SECONDS, _QUERY_SECONDS) as connection:
+            # A pooler may give the session with the lock to another client.
+            if connection.is_pooled or not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return
             self._queue_totals = None
             await self._end_periods(connection)

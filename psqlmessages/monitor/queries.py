@@ -21,7 +21,7 @@ from psqlmessages.cli.doctor_checks import (
     MIN_OPEN_SECONDS,
     QUEUE_USAGE_QUERY,
 )
-from psqlmessages.client.connect import set_statement_timeout
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.models.names import patterns
@@ -157,11 +157,9 @@ class MonitorReader:
                 await connection.close()
 
     async def _connect(self) -> AsyncConnection:
-        connection = await AsyncConnection.connect(self._dsn, autocommit=True)
-        connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
-        await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
-        self._connection = connection
-        return connection
+        seconds = _QUERY_TIMEOUT_SECONDS
+        self._connection = await connect_async(self._dsn, 2.0 * seconds, seconds)
+        return self._connection
 
 
 async def read_once(
@@ -193,8 +191,7 @@ async def run_queries(
     """
     try:
         address = complete_conninfo(database_dsn(alias), name)
-        async with await AsyncConnection.connect(address, autocommit=True) as connection:
-            await set_statement_timeout(connection, query_seconds)
+        async with await connect_async(address, 2.0 * query_seconds, query_seconds) as connection:
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None
