@@ -100,12 +100,12 @@ class AsyncNode(NodeBase):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        with calls.unanswered_if_not_sent(message):
+        with message.sending_answer():
             await self._session.submit(calls.return_(message.sender, message.token or "", body))
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
-        with calls.unanswered_if_not_sent(message):
+        with message.sending_answer():
             await self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     # Streams
@@ -223,7 +223,8 @@ class AsyncNode(NodeBase):
             pending.on_answer = partial(_wake, answered)
             self._set_deadline(pending, seconds)
             await answered
-            return await self._session.run_steps(self._state.next_body(pending))
+            answer = await self._session.run_steps(self._state.next_answer(pending, self))
+            return answer.content
         finally:
             self._state.end_call(pending)
 
