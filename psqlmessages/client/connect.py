@@ -131,8 +131,10 @@ _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN conca
 )
 # At a stricter isolation level, concurrent calls cause serialization errors for each other.
 _SET_STATEMENT_TIMEOUT: Final = """
-    SELECT CASE WHEN pg_backend_pid() = %s THEN concat(
-        set_config('statement_timeout', coalesce(%s, current_setting('statement_timeout')), false),
+    SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat(
+        set_config(
+            'statement_timeout', coalesce(%(timeout)s, current_setting('statement_timeout')), false
+        ),
         set_config('default_transaction_isolation', 'read committed', false)
     ) END
 """
@@ -146,19 +148,26 @@ async def connect_async(
     Behind a pooler, set nothing, and do not prepare statements. The pooler may give the backend
     with our settings and statements to another client, and give us a backend without them.
     """
+    timeout = None if statement_seconds is None else f"{statement_seconds * 1000:.0f}"
+    set_up = (_SET_STATEMENT_TIMEOUT, {"timeout": timeout})
+    connection = await _connect_async(conninfo, answer_seconds, *set_up)
+    if connection.is_pooled:
+        connection.prepare_threshold = None
+    return connection
+
+
+async def _connect_async(
+    conninfo: str, answer_seconds: float, set_up: str, parameters: dict[str, Any]
+) -> AsyncConnection:
     connection = await AsyncConnection.connect(conninfo, autocommit=True)
     connection.answer_seconds = answer_seconds
-    timeout = None if statement_seconds is None else f"{statement_seconds * 1000:.0f}"
     try:
-        parameters = (connection.info.backend_pid, timeout)
-        ((result,),) = await (
-            await connection.execute(_SET_STATEMENT_TIMEOUT, parameters)
-        ).fetchall()
+        parameters = {"pid": connection.info.backend_pid, **parameters}
+        ((result,),) = await (await connection.execute(set_up, parameters)).fetchall()
     except BaseException:
         await connection.close()
         raise
-    if result is None:
-        connection.is_pooled, connection.prepare_threshold = True, None
+    connection.is_pooled = result is None
     return connection
 
 
@@ -182,14 +191,15 @@ class Connector:
         try:
             connection = Connection.connect(self._conninfo, autocommit=True)
             connection.answer_seconds = self._answer_seconds
+            parameters = {"pid": connection.info.backend_pid, **self._keepalives}
             try:
-                row = connection.execute(_SET_KEEPALIVES, self._parameters(connection)).fetchone()
+                ((result,),) = connection.execute(_SET_KEEPALIVES, parameters).fetchall()
             except BaseException:
                 connection.close()
                 raise
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        if self._has_own_backend(row):
+        if result is not None or self._is_session_pooler:
             return connection
         # Close the connection first: the pooler may have no backends left for the detection.
         address = host_and_port(connection)
@@ -201,26 +211,14 @@ class Connector:
     async def connect_async(self) -> AsyncConnection:
         """See :meth:`connect`."""
         try:
-            connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
-            connection.answer_seconds = self._answer_seconds
-            try:
-                cursor = await connection.execute(_SET_KEEPALIVES, self._parameters(connection))
-                row = await cursor.fetchone()
-            except BaseException:
-                await connection.close()
-                raise
+            set_up = (_SET_KEEPALIVES, self._keepalives)
+            connection = await _connect_async(self._conninfo, self._answer_seconds, *set_up)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        if self._has_own_backend(row):
+        if not connection.is_pooled or self._is_session_pooler:
             return connection
         address = host_and_port(connection)
         await connection.close()
         await asyncio.to_thread(refuse_shared_connections, self._conninfo, address)
         self._is_session_pooler = True
         return await self.connect_async()
-
-    def _parameters(self, connection: Connection | AsyncConnection) -> dict[str, int]:
-        return {"pid": connection.info.backend_pid, **self._keepalives}
-
-    def _has_own_backend(self, row: tuple[Any, ...] | None) -> bool:
-        return self._is_session_pooler or (row is not None and row[0] is not None)

@@ -327,7 +327,7 @@ class Waker:
 class PreparedCallsMixin:
     """Prepared statements of a connection, and its time limit for answers (``answer_seconds``).
 
-    ``is_pooled``: `connect_async` has detected a pooler.
+    ``is_pooled``: there is a pooler, as far as the module ``connect`` has found out.
     """
 
     answer_seconds = 60.0

@@ -226,8 +226,6 @@ async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 # The command `exchange run`.
 
-_STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
-
 
 def run(names: Sequence[str], using: str) -> int:
     """Run the named exchanges, or all, until SIGINT or SIGTERM; return the exit code."""
@@ -258,5 +256,5 @@ async def _run(worker: ExchangeWorker, progress: Progress) -> None:
             progress.say(f"running {names}; press Ctrl-C to stop")
         progress.update(worker.counter_store.elements)
 
-    with stop_on_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
+    with stop_on_signals(stop, "batch", get_settings().STOP_SECONDS):
         await worker.run(show_progress)
