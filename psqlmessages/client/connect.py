@@ -141,16 +141,17 @@ _SET_STATEMENT_TIMEOUT: Final = """
 
 
 async def connect_async(
-    conninfo: str, answer_seconds: float, statement_seconds: float | None = None
+    dsn: str, name: str, answer_seconds: float, statement_seconds: float | None = None
 ) -> AsyncConnection:
     """Connect with autocommit; set the isolation level and, if given, a statement timeout.
 
+    ``name`` is for application_name.
     Behind a pooler, set nothing, and do not prepare statements. The pooler may give the backend
     with our settings and statements to another client, and give us a backend without them.
     """
     timeout = None if statement_seconds is None else f"{statement_seconds * 1000:.0f}"
     set_up = (_SET_STATEMENT_TIMEOUT, {"timeout": timeout})
-    connection = await _connect_async(conninfo, answer_seconds, *set_up)
+    connection = await _connect_async(complete_conninfo(dsn, name), answer_seconds, *set_up)
     if connection.is_pooled:
         connection.prepare_threshold = None
     return connection

@@ -19,7 +19,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.queries import OBSERVING_QUERY
@@ -222,8 +221,8 @@ class MinuteWriter:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _write_while_locked(self) -> None:
-        dsn = complete_conninfo(direct_dsn(), "history")
-        async with await connect_async(dsn, 2.0 * _QUERY_SECONDS, _QUERY_SECONDS) as connection:
+        limits = (2 * _QUERY_SECONDS, _QUERY_SECONDS)
+        async with await connect_async(direct_dsn(), "history", *limits) as connection:
             # A pooler may give the session with the lock to another client.
             if connection.is_pooled or not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return

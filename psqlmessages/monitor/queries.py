@@ -23,7 +23,6 @@ from psqlmessages.cli.doctor_checks import (
 )
 from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.models.names import patterns
 from psqlmessages.monitor.history import TopicHistory
 from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
@@ -94,7 +93,7 @@ class MonitorReader:
     """Runs queries on a connection that it opens on first use, and again after a loss."""
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = complete_conninfo(dsn, "monitor")
+        self._dsn = dsn
         self._connection: AsyncConnection | None = None
         self._lock = asyncio.Lock()
 
@@ -158,7 +157,7 @@ class MonitorReader:
 
     async def _connect(self) -> AsyncConnection:
         seconds = _QUERY_TIMEOUT_SECONDS
-        self._connection = await connect_async(self._dsn, 2.0 * seconds, seconds)
+        self._connection = await connect_async(self._dsn, "monitor", 2 * seconds, seconds)
         return self._connection
 
 
@@ -190,8 +189,8 @@ async def run_queries(
     if a schema, table or function is missing.
     """
     try:
-        address = complete_conninfo(database_dsn(alias), name)
-        async with await connect_async(address, 2.0 * query_seconds, query_seconds) as connection:
+        limits = (2 * query_seconds, query_seconds)
+        async with await connect_async(database_dsn(alias), name, *limits) as connection:
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

@@ -11,7 +11,6 @@ import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
 from psqlmessages.client.connect import connect_async
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.client.refused_calls import OTHERS, NeededRule, refused_calls
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.monitor.names import ident_pattern
@@ -72,9 +71,8 @@ async def write_counts() -> None:
     try:
         if not (limited := _limit_rules(counts)):
             return
-        dsn = complete_conninfo(direct_dsn(), "refused calls")
-        seconds = _QUERY_TIMEOUT_SECONDS
-        async with await connect_async(dsn, 2.0 * seconds, seconds) as connection:
+        name, seconds = "refused calls", _QUERY_TIMEOUT_SECONDS
+        async with await connect_async(direct_dsn(), name, 2 * seconds, seconds) as connection:
             columns = [*map(list, zip(*limited, strict=True)), list(limited.values())]
             await connection.execute(_ADD, columns)
             await connection.execute(_PRUNE)

@@ -13,7 +13,6 @@ from psycopg import pq
 
 from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.exchanges.engine.batch import LocalCopy, RemoteCopy, RoutedBatch, TakenElement
 
 # Connections: opened when needed, and reopened after they break.
@@ -34,7 +33,7 @@ class ReconnectingConnection:
     """A connection to one database, for one task at a time."""
 
     def __init__(self, address: str, answer_seconds: float) -> None:
-        self._conninfo = complete_conninfo(address, "exchange")
+        self._address = address
         self._answer_seconds = answer_seconds
         self._connection: AsyncConnection | None = None
 
@@ -47,7 +46,7 @@ class ReconnectingConnection:
         """Return the connection; open it if necessary."""
         if self._connection is not None and not self._connection.closed:
             return self._connection
-        self._connection = await connect_async(self._conninfo, self._answer_seconds)
+        self._connection = await connect_async(self._address, "exchange", self._answer_seconds)
         return self._connection
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
