@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
@@ -26,7 +25,7 @@ from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
 from psqlmessages.orm import direct_dsn, resolve_alias
-from psqlmessages.retry import RateLimitedLogger, error_line
+from psqlmessages.retry import RateLimitedLogger, error_line, wait_for_event
 from psqlmessages.shutdown import stop_on_signals
 
 logger = logging.getLogger("psqlmessages")
@@ -85,9 +84,7 @@ class ExchangeWorker:
             await self._update_running()
             while not self._stopping.is_set():
                 on_check()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(CHECK_SECONDS):
-                        await self._stopping.wait()
+                await wait_for_event(self._stopping, CHECK_SECONDS)
                 if not self._stopping.is_set():
                     await self._run_once()
         finally:
