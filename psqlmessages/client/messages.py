@@ -65,27 +65,6 @@ class Message:
     replier: Replier | None = field(default=None, repr=False, compare=False)
     is_answered: bool = field(default=False, compare=False)
 
-    @classmethod
-    def of(cls, notification: Notification, text: str | None, replier: Replier) -> Message:
-        """Create a message with the decoded ``text`` as body; raise MalformedPayload."""
-        get, kind = notification.header.get, notification.header["Type"]
-        to = get("To", "")
-        # A dozen keyword arguments would double the time of this method.
-        return cls(
-            kind,
-            get("From", ""),
-            to,
-            None if text is None else wire.decode(text, get("Enc")),
-            get("Topic", to if kind == TOPIC else ""),
-            get("Evt", ""),
-            get("Ident", ""),
-            get("Token"),
-            get("Id"),
-            get("Size", 0),
-            away=notification.away,
-            replier=replier,
-        )
-
     @property
     def body(self) -> Any:
         """The decoded body; raises an error if a large body could not be fetched."""
@@ -105,15 +84,6 @@ class Message:
     def reply_error(self, reason: str) -> Any:
         """Answer that the request failed: the caller gets CallFailed. See :meth:`reply`."""
         return self._begin_answer().reply_error(self, reason)
-
-    @contextmanager
-    def sending_answer(self) -> Iterator[None]:
-        """Mark the message as not answered if the block fails and has sent no answer."""
-        try:
-            yield
-        except calls.NOTHING_SENT:
-            self.is_answered = False
-            raise
 
     def _begin_answer(self) -> Replier:
         """Mark the message as answered, and return the node that sends the answer."""
@@ -141,6 +111,37 @@ class Notification:
 
     def __post_init__(self) -> None:
         self.is_large = "Dkey" in self.header
+
+
+def message_of(notification: Notification, text: str | None, replier: Replier) -> Message:
+    """Create a message with the decoded ``text`` as body; raise MalformedPayload."""
+    get, kind = notification.header.get, notification.header["Type"]
+    to = get("To", "")
+    # A dozen keyword arguments would double the time of this function.
+    return Message(
+        kind,
+        get("From", ""),
+        to,
+        None if text is None else wire.decode(text, get("Enc")),
+        get("Topic", to if kind == TOPIC else ""),
+        get("Evt", ""),
+        get("Ident", ""),
+        get("Token"),
+        get("Id"),
+        get("Size", 0),
+        away=notification.away,
+        replier=replier,
+    )
+
+
+@contextmanager
+def unanswered_if_not_sent(message: Message) -> Iterator[None]:
+    """Mark a message as not answered if its answer fails and was not sent."""
+    try:
+        yield
+    except calls.NOTHING_SENT:
+        message.is_answered = False
+        raise
 
 
 @dataclass(slots=True, eq=False)

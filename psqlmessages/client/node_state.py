@@ -31,6 +31,7 @@ from psqlmessages.client.messages import (
     Replier,
     check_header,
     fetch_text,
+    message_of,
     split_call,
 )
 from psqlmessages.client.options import Options
@@ -242,7 +243,7 @@ class NodeState:
             self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
             if not isinstance(error, MessagesError):
                 error = MessagesError(error_line(error))
-            message = Message.of(notification, None, replier)
+            message = message_of(notification, None, replier)
             message.error = error
             return message
         self.counters.fetched += 1
@@ -253,7 +254,7 @@ class NodeState:
     ) -> Message | None:
         """Create a message with the decoded ``text`` as body; None if the text is malformed."""
         try:
-            return Message.of(notification, text, replier)
+            return message_of(notification, text, replier)
         except MalformedPayload as error:
             self._on_malformed(error)
             return None
