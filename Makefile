@@ -140,7 +140,7 @@ stop:  ## stop the embedded PostgreSQL
 
 .PHONY: clean
 clean:  ## remove the environment, the embedded PostgreSQL with all its data, and caches
-	@[ ! -x $(BIN)/python ] || [ ! -d .postgres ] || $(BIN)/python -m project.postgres remove
+	@[ ! -e .venv/run ] || $(BIN)/python -m project.postgres remove
 	@rm -rf .venv .postgres .pipeline .secret_key .admin_password .static build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -19,6 +20,9 @@ from typing import Any, NoReturn
 import django
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
+
+from project.postgres import embedded
+from project.postgres.home import Home
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -75,7 +79,10 @@ def take_terminal() -> Iterator[None]:
 
 def _run() -> None:
     print("Starting PostgreSQL ...", flush=True)
+    started_at = datetime.now().astimezone()
     password = prepare_database()
+    if not os.environ.get("DATABASE_URL"):
+        print(describe_data(embedded().home, started_at))
     with ChildProcesses() as children:
         server, address = _start_server(children)
         traffic = _start_demo(children)
@@ -100,6 +107,19 @@ def prepare_database() -> str | None:
     if not settings.DEBUG:
         call_command("collectstatic", verbosity=0, interactive=False)
     return create_example_data(ROOT / ".admin_password")
+
+
+def describe_data(home: Home, started_at: datetime) -> str:
+    """Return a line that says where the data are, and whether an earlier run created them.
+
+    The data folder may be outside this project. It then stays if the project's folder is deleted.
+    """
+    if home.created_at > started_at:
+        return f"Data: new, in {home.data}"
+    return (
+        f"Data: of an earlier run, created {home.created_at:%Y-%m-%d %H:%M %Z}, in {home.data};"
+        " to delete them: make clean"
+    )
 
 
 def _listening_socket() -> socket.socket:
@@ -170,7 +190,7 @@ def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
     from psqlmessages.cli.demo_traffic import STARTED_TEXT
     from psqlmessages.orm import database_dsn
 
-    print("A conversation of two nodes (in full: python manage.py psqlmessages demo):")
+    print("A conversation of two nodes (in full: .venv/bin/python manage.py psqlmessages demo):")
     demo = children.start(
         *("psqlmessages.cli", "demo", "--brief", "--traffic"),
         stdout=subprocess.PIPE,
@@ -210,7 +230,10 @@ def _wait_until_answering(server: subprocess.Popen[str], address: str) -> None:
 
 
 def _print_login(address: str, password: str | None) -> None:
-    shown = password or "as before; to set a new one: python manage.py changepassword admin"
+    shown = password or (
+        "set earlier, and not stored here; to set a new one: .venv/bin/python manage.py"
+        " changepassword admin"
+    )
     print(f"\n  address   {address}\n  user      admin\n  password  {shown}\n")
     print("Press Ctrl-C to stop.", flush=True)
 

@@ -39,7 +39,8 @@ class ConnectionPool:
             connection.read_only = connection.deferrable = None
             connection.row_factory, connection.prepare_threshold = tuple_row, 5
             connection.execute(RESET)
-            # Otherwise psycopg misses a DISCARD ALL that it has seen before on this connection.
+            # A test may run DISCARD ALL. psycopg notices it only if it has not counted this
+            # statement before.
             connection._prepared.clear()
             for _ in connection.notifies(timeout=0):
                 pass

@@ -17,7 +17,7 @@ COUNTED = (
     "CODE_OF_CONDUCT.md",
 )  # fmt: skip
 # A text must have fewer.
-MAX_PER_1000_WORDS = 3.0
+LIMIT_PER_1000_WORDS = 3.0
 MAX_LINE = 120
 ARCHITECTURE = "docs/explanation/architecture.md"
 # The page ARCHITECTURE has a row for each module in these folders.
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
     errors += [
         f"{name}: {found:.1f} unusual constructions per 1,000 words"
         for name, found in rates.items()
-        if found >= MAX_PER_1000_WORDS
+        if found >= LIMIT_PER_1000_WORDS
     ]
     print(*errors, sep="\n")
     return len(errors) > 0

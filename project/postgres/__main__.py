@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from project.postgres import CLUSTERS, Server, ServerError, binaries_of_wheel
+from project.postgres.home import Home
 
 
 def main() -> int:
@@ -62,9 +63,12 @@ def _run(action: str, server: Server) -> int:
 
 
 def _remove_all() -> int:
-    for folder in CLUSTERS.glob("*/"):
-        if not folder.name.startswith("binaries-"):  # copies of programs
-            server = Server(folder, binaries_of_wheel(18))
+    # Clusters in the fallback folder stay if the project's folder is deleted.
+    parents = {CLUSTERS, Home(CLUSTERS / "18").folder.parent}
+    names = {folder.name for parent in parents for folder in parent.glob("*/")}
+    for name in names:
+        if not name.startswith("binaries-"):  # copies of programs
+            server = Server(CLUSTERS / name, binaries_of_wheel(18))
             server.stop()
             server.home.remove()
     return 0

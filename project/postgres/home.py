@@ -6,6 +6,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -83,6 +84,11 @@ class Home:
     def data(self) -> Path:
         """The data folder (PGDATA)."""
         return self.folder / "data"
+
+    @property
+    def created_at(self) -> datetime:
+        """When the cluster was created: initdb writes this file, and nothing changes it later."""
+        return datetime.fromtimestamp((self.data / "PG_VERSION").stat().st_mtime).astimezone()
 
     @property
     def log(self) -> Path:

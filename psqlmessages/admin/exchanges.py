@@ -13,7 +13,7 @@ from django.contrib.admin import TabularInline
 from django.contrib.admin.models import CHANGE, DELETION
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
-from django.db.models import CharField, Count, Q, QuerySet, Sum, Value
+from django.db.models import CharField, Count, Min, Q, QuerySet, Sum, Value
 from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
@@ -59,6 +59,9 @@ def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     return {
         "workers": counters.filter(has_live_worker()).count(),
         "blocked_by": read_missing_rules(base.database()).get(exchange.pk, []),
+        "failing_since": counters.filter(has_live_worker()).aggregate(at=Min("failing_since"))[
+            "at"
+        ],
         "outcomes": [
             _outcome_row(outcome.label, totals.outcomes.get(outcome, Histogram()))
             for outcome in ELEMENT_OUTCOMES

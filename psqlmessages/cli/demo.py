@@ -215,7 +215,8 @@ class DemoNode:
 
         With ``in_any_order``, take the first matching notification. Returns "" after 10 s.
         """
-        wanted, deadline = header if in_any_order else {}, monotonic() + _WAIT_SECONDS
+        wanted = header if in_any_order else {}
+        deadline = monotonic() + _WAIT_SECONDS
         while (payload := self._find_notification(wanted)) is None and monotonic() < deadline:
             self._receive()
         if payload is not None:

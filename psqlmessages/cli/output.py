@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -245,10 +245,25 @@ def one_line(text: str) -> str:
     )
 
 
+def apply_changes(
+    changes: Sequence[str], summary: str, apply: Callable[[], Sequence[str]], *, is_dry_run: bool
+) -> None:
+    """Print changes, and unless ``is_dry_run`` apply them and print the lines that this returns."""
+    print_lines(changes)
+    if not is_dry_run:
+        print_lines(apply())
+    print(f"{'dry run: ' if is_dry_run else ''}{summary}", file=sys.stderr)
+
+
+def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
+    """Print each text in one line."""
+    for line in lines:
+        print(one_line(line), file=file or sys.stdout)
+
+
 def fail(*texts: str) -> int:
     """Print each error in one line; return exit code 1."""
-    for text in texts:
-        print(one_line(f"psqlmessages: {text}"), file=sys.stderr)
+    print_lines((f"psqlmessages: {text}" for text in texts), sys.stderr)
     return 1
 
 

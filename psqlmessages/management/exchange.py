@@ -1,4 +1,4 @@
-"""Command exchange: load, list, show, test, start, stop and run exchanges."""
+"""Command exchange: load, list, show, test, start, stop, delete and run exchanges."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from django.db.models import Count
 
 from psqlmessages.cli.output import (
     CliCommand,
+    apply_changes,
     fail,
     format_table,
     json_object,
     natural,
     one_line,
+    print_lines,
     read_input,
     run_subcommand,
     subcommands,
@@ -85,25 +87,21 @@ def load(arguments: Namespace) -> int:
         return fail(*map(str, error.errors))
     current = repository.read_all(arguments.database)
     difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
-    for line in difference.describe():
-        print(one_line(line))
-    if not arguments.dry_run:
-        try:
-            added = repository.apply(
-                difference,
-                repository.fingerprint(current),
-                arguments.database,
-                with_rules=arguments.with_rules,
-            )
-        except repository.ExchangesChanged:
-            return fail("the exchanges have changed during the load: run it again")
-        for rule in added:
-            print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
-    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
+
+    def apply() -> list[str]:
+        expected, using = repository.fingerprint(current), arguments.database
+        added = repository.apply(difference, expected, using, with_rules=arguments.with_rules)
+        return [f"+ rule in {rule.namespace}: {rule.statement}" for rule in added]
+
+    try:
+        summary, is_dry_run = difference.summary(), arguments.dry_run
+        apply_changes(difference.describe(), summary, apply, is_dry_run=is_dry_run)
+    except repository.ExchangesChanged:
+        return fail("the exchanges have changed during the load: run it again")
     names = {exchange.name for exchange in wanted}
     others = [] if arguments.replace_all else [each for each in current if each.name not in names]
-    for line in _describe_problems(wanted, [*wanted, *others], arguments.database):
-        print(one_line(line), file=sys.stderr)
+    problems = _describe_problems(wanted, [*wanted, *others], arguments.database)
+    print_lines(problems, sys.stderr)
     return 0
 
 
@@ -246,4 +244,6 @@ def _run(arguments: Namespace) -> int:
     return worker.run(arguments.names, arguments.database)
 
 
-COMMAND = CliCommand("exchange", "load, list, show, test and run exchanges", _configure, run)
+COMMAND = CliCommand(
+    "exchange", "load, list, show, test, start, stop, delete and run exchanges", _configure, run
+)

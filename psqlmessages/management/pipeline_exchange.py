@@ -141,7 +141,7 @@ class SparkExchangeState:
         if may_lack_rules and self._definition is not None and self._rules.is_due:
             self._may_lack_rules = False
             self._rules.check(self._definition[0], self._using)
-            self.counter_store.missing_rules[self._pk] = self._rules.describe()
+            self.counter_store.set_state(self._pk, self._rules.describe(), is_failing=False)
 
 
 _SYNC_SECONDS: Final = 0.5

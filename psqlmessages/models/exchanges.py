@@ -153,7 +153,8 @@ class ExchangeCount(models.Model):
     ``seconds`` is the sum of durations, ``buckets`` their histogram, and ``seen_at`` the worker's
     last heartbeat. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
     failures of one destination, whose position is ``destination``. For all other outcomes
-    ``destination`` is -1. The row of outcome ``ok`` also has the rules that the worker lacks.
+    ``destination`` is -1. The row of outcome ``ok`` also has the rules that the worker lacks, and
+    ``failing_since``: since when it has lacked rules or failed without a success, None if it works.
     """
 
     class Outcome(models.TextChoices):
@@ -175,6 +176,7 @@ class ExchangeCount(models.Model):
     selector_seconds = models.FloatField(db_default=0)
     seen_at = models.DateTimeField(db_default=Now())
     missing_rules = ArrayField(models.TextField(), db_default=[])
+    failing_since = models.DateTimeField(null=True)
 
     class Meta:
         constraints: ClassVar = [

@@ -53,8 +53,22 @@ _EXCHANGES_QUERY: Final = """
         (SELECT coalesce(json_agg(DISTINCT r.rule), '[]')
          FROM psqlmessages_exchangecount AS c CROSS JOIN LATERAL unnest(c.missing_rules) AS r (rule)
          WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s))
-    FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
+           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        failing.since,
+        -- When the first failed element of the source is available again.
+        (SELECT min(e.available_at) FROM (
+            SELECT e.available_at, e.tries FROM psqlmessages_queue AS q
+            JOIN psqlmessages_element AS e ON e.queue_id = q.id
+            WHERE q.name = x.source_queue AND x.source_namespace = %s AND failing.since IS NOT NULL
+              AND e.available_at > statement_timestamp() AND e.lease IS NULL
+            ORDER BY e.available_at LIMIT %s
+         ) AS e WHERE e.tries > 0)
+    FROM psqlmessages_exchange AS x
+    LEFT JOIN LATERAL (
+        SELECT min(c.failing_since) AS since FROM psqlmessages_exchangecount AS c
+        WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
+          AND c.seen_at > statement_timestamp() - make_interval(secs => %s)
+    ) AS failing ON true ORDER BY x.name LIMIT %s
 """
 _QUEUES_QUERY: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES}
@@ -67,15 +81,16 @@ _skipped_until: dict[str, float] = defaultdict(float)
 
 async def read_graph() -> str | None:
     """Read the graph as JSON text; None if it cannot be read."""
-    query = (_EXCHANGES_QUERY, (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES + 1))
     home = router.db_for_read(Exchange)
+    limits = (home, MAX_LISTED, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES + 1)
+    query = (_EXCHANGES_QUERY, (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, *limits))
     rows = await fetch_rows(home, query, _TIMEOUT_SECONDS)
     if rows is None:
         return None
     exchanges = [_describe_exchange(row) for row in rows[:MAX_EXCHANGES]]
     names = _queue_names(exchanges)
     queues = await asyncio.gather(*(_read_queues(*item) for item in names.items()))
-    _mark_cycles(exchanges)
+    mark_cycles(exchanges)
     return to_json(
         {
             "now": time.time(),
@@ -116,7 +131,8 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
 
 
 def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
-    key, name, namespace, queue, is_running, workers, destinations, counts, missing_rules = row
+    key, name, namespace, queue, is_running, workers, destinations, counts, *state = row
+    missing_rules, failing_since, next_try_at = state
     return {
         "id": key,
         "name": name,
@@ -124,6 +140,9 @@ def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
         "is_running": is_running,
         "workers": workers,
         "missing_rules": missing_rules,
+        # None: it does not fail; no failed element waits, or the source is in another database.
+        "failing_since": failing_since and failing_since.timestamp(),
+        "next_try_at": next_try_at and next_try_at.timestamp(),
         "destinations": [
             {"to": [ns, name], "selector": selector, "count": counts.get(str(position), 0)}
             for position, (ns, name, selector) in enumerate(destinations)
@@ -148,7 +167,7 @@ def _queue_names(exchanges: list[dict[str, Any]]) -> dict[str, set[str]]:
     return names
 
 
-def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
+def mark_cycles(exchanges: list[dict[str, Any]]) -> None:
     """Add ``is_in_cycle`` to each destination."""
     cycles = find_cycles(
         DefinedExchange(

@@ -58,7 +58,14 @@ async def current_problems_async() -> list[Problem]:
 def now(request: HttpRequest) -> HttpResponse:
     """Show the problems."""
     check_parameters(request, [])
-    problems = [(problem, problem_url(problem.link, request)) for problem in current_problems()]
+    problems = [
+        (
+            problem,
+            problem_url(problem.link, request),
+            [name for name in problem.permissions if not request.user.has_perm(name)],
+        )
+        for problem in current_problems()
+    ]
     context = {**common_context(request), "problems": problems, "number_of_checks": len(CHECKS)}
     fragments = {"problems": "psqlmessages/monitor/_problems.html"}
     return render_page(request, "psqlmessages/monitor/now.html", fragments, context)
@@ -84,6 +91,12 @@ def problem_url(link: Link | None, request: HttpRequest | None = None) -> str:
     if link.page == "transactions":
         is_allowed = request is None or request.user.has_perm("psqlmessages.view_client")
         return find_url("admin:psqlmessages_client_open_transactions") if is_allowed else ""
+    if link.page == "exchange":
+        may_view = request is not None and any(
+            request.user.has_perm(f"psqlmessages.{verb}_exchange") for verb in ("view", "change")
+        )
+        url = find_url("admin:psqlmessages_exchange_change", link.name) if may_view else ""
+        return url or find_url("psqlmessages:monitor_exchanges")
     if not link.name:
         return find_url(f"psqlmessages:monitor_{link.page}")
     return object_url(link.page, link.name)

@@ -20,6 +20,7 @@ from psqlmessages.cli.doctor_checks import (
     transaction_finding,
 )
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
+from psqlmessages.monitor.access import ADD_RULES_OF_EXCHANGE, START_EXCHANGE
 from psqlmessages.monitor.formats import (
     MAX_COUNTED,
     allow_command,
@@ -110,15 +111,15 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
 
 
 # A consumer that waits for elements renews awaited_until. A consumer at work has leases. The last
-# two columns are those of an exchange that reads the queue.
+# three columns are those of an exchange that reads the queue.
 _WAITING_QUERY: Final = f"""
     SELECT q.name, oldest.at, q.awaited_until > statement_timestamp() OR EXISTS (
         SELECT FROM psqlmessages_element AS e
         WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at > statement_timestamp()
-    ), x.name, x.is_running
+    ), x.name, x.is_running, x.id
     FROM psqlmessages_queue AS q {_OLDEST_AVAILABLE}
     LEFT JOIN LATERAL (
-        SELECT x.name, x.is_running FROM psqlmessages_exchange AS x
+        SELECT x.name, x.is_running, x.id FROM psqlmessages_exchange AS x
         WHERE x.source_namespace = %s AND x.source_queue = q.name
         ORDER BY x.is_running DESC, x.name LIMIT 1
     ) AS x ON true
@@ -134,8 +135,10 @@ _WAITING_QUERY: Final = f"""
     lambda settings: [settings.DATABASE, settings.PROBLEM_WAIT_SECONDS],
 )
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for queue, since, has_consumer, exchange, is_running in rows:
+    for queue, since, has_consumer, exchange, is_running, key in rows:
         severity = Severity.WARNING if has_consumer else Severity.ERROR
+        link = Link("queue", queue)
+        permissions: Sequence[str] = ()
         if has_consumer:
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: the consumers are too slow."
@@ -152,7 +155,8 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
             if is_running:
                 cure = gettext("Read the logs of its workers, or start a worker: {command}")
             else:
-                cure = gettext("Start the exchange: {command}")
+                link, permissions = Link("exchange", str(key)), START_EXCHANGE
+                cure = gettext("Start the exchange on its page, or type: {command}")
             cure = cure.format(command=command)
         else:
             text = gettext(
@@ -163,7 +167,7 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 " may take them."
             )
         sentence = text.format(queue=queue, age=format_age(now - since), exchange=exchange)
-        yield Problem(queue, severity, sentence, Link("queue", queue), cure, since)
+        yield Problem(queue, severity, sentence, link, cure, since, permissions=permissions)
 
 
 _PAUSED_QUERY: Final = f"""
@@ -189,14 +193,15 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
 
 # The heartbeat of a worker is its row with the outcome 'ok'.
 _EXCHANGES_QUERY: Final = f"""
-    SELECT x.name, x.is_running, x.source_queue, beats.live, beats.last, beats.missing,
-        waiting.since
+    SELECT x.id, x.name, x.is_running, x.source_queue, beats.live, beats.last, beats.missing,
+        beats.failing_since, waiting.since
     FROM psqlmessages_exchange AS x
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE is_live) AS live, max(seen_at) AS last,
-            coalesce(min(rule) FILTER (WHERE is_live), '') AS missing
+            coalesce(min(rule) FILTER (WHERE is_live), '') AS missing,
+            min(failing_since) FILTER (WHERE is_live) AS failing_since
         FROM (
-            SELECT c.seen_at, c.missing_rules[1] AS rule,
+            SELECT c.seen_at, c.missing_rules[1] AS rule, c.failing_since,
                 c.seen_at > statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s' AS is_live
             FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id AND c.outcome = 'ok'
         ) AS beat
@@ -212,13 +217,17 @@ _EXCHANGES_QUERY: Final = f"""
 
 
 @_check("exchanges", _EXCHANGES_QUERY, lambda settings: [settings.DATABASE])
-def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
-    for name, is_running, queue, workers, last_beat, missing_rule, waiting_since in rows:
+def _exchanges(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
+    for key, name, is_running, queue, workers, last_beat, missing_rule, *times in rows:
+        failing_since, waiting_since = times
+        permissions: Sequence[str] = ()
         if not is_running:
             severity, since = Severity.WARNING, waiting_since
             sentence = gettext("The exchange “{name}” is stopped, and elements wait in “{queue}”.")
-            command = exchange_command("start", name)
-            cure = gettext("Start the exchange: {command}").format(command=command)
+            permissions = START_EXCHANGE
+            cure = gettext("Start the exchange on its page, or type: {command}").format(
+                command=exchange_command("start", name)
+            )
         elif not workers:
             severity, since = Severity.ERROR, last_beat
             if since is None:
@@ -228,15 +237,22 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
             command = exchange_command("run", name)
             cure = gettext("Start a worker: {command}").format(command=command)
         else:
-            severity, since = Severity.ERROR, None
+            severity, since = Severity.ERROR, failing_since
             sentence = gettext("The exchange “{name}” is blocked: it lacks a rule.")
             namespace, _, statement = missing_rule.partition(": ")
-            cure = gettext("Run in the database {database}: {statement}").format(
-                database=namespace, statement=statement
-            )
+            if namespace == settings.DATABASE:
+                permissions = ADD_RULES_OF_EXCHANGE
+                cure = gettext(
+                    "Add the rule on the page of the exchange, or run in the database {database}:"
+                    " {statement}"
+                )
+            else:
+                cure = gettext("Run in the database {database}: {statement}")
+            cure = cure.format(database=namespace, statement=statement)
         age = "" if since is None else format_age(now - since)
         sentence = sentence.format(name=name, queue=queue, age=age)
-        yield Problem(name, severity, sentence, Link("exchanges"), cure, since)
+        link = Link("exchange", str(key))
+        yield Problem(name, severity, sentence, link, cure, since, permissions=permissions)
 
 
 _JOBS_QUERY: Final = f"""
@@ -310,8 +326,8 @@ def _subscriptions(rows: Rows, now: datetime, settings: Settings) -> Iterator[Pr
                 " {time}."
             )
             cure = gettext(
-                "Start the node “{node}”: Recovered: false tells it that it missed messages. Or"
-                " delete the subscription if it is unused."
+                "Start the node “{node}”: it continues with new messages, and does not get those"
+                " that it missed. Or delete the subscription if it is unused."
             )
         elif pinged_at < max(since, now - silence):
             text = ngettext(
@@ -474,8 +490,9 @@ def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Pro
         if waiting and seconds >= MIN_LOCK_SECONDS:
             since = now - timedelta(seconds=seconds)
             sentence = ngettext(
-                "NOTIFY lock: {number} commit has waited {age} for pid {pid}.",
-                "NOTIFY lock: {number} commits wait, the longest for {age}, for pid {pid}.",
+                "{number} commit has waited {age} for pid {pid}, which holds the NOTIFY lock.",
+                "{number} commits wait for pid {pid}, which holds the NOTIFY lock. The first has"
+                " waited {age}.",
                 waiting,
             ).format(number=waiting, age=format_age(seconds), pid=holder)
             cure = commit_lock_finding(waiting, seconds, holder, None).fix

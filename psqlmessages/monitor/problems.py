@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Sequence[Any]]
 
-_DOCTOR: Final = "psqlmessages doctor"
+_DOCTOR: Final = "python manage.py psqlmessages doctor"
 
 
 class Severity(StrEnum):
@@ -28,7 +28,10 @@ class Severity(StrEnum):
 
 
 class Link(NamedTuple):
-    """The page that shows a problem: a list, or with a ``name`` the page of one object."""
+    """The page that shows a problem: a list, or with a ``name`` the page of one object.
+
+    The name of an exchange is its primary key, because its page is in the admin.
+    """
 
     page: str
     name: str = ""
@@ -39,6 +42,7 @@ class Problem:
     """Something that is wrong now.
 
     ``since`` is None if the time is unknown. ``find_problems`` sets ``check``, the check's name.
+    ``permissions``: those that a user needs for the cure on the page.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Problem:
     cure: str
     since: datetime | None = None
     check: str = ""
+    permissions: Sequence[str] = ()
 
     @property
     def id(self) -> str:

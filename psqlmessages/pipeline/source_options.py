@@ -62,7 +62,7 @@ class SourceOptions:
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_parse_count(lowered, "partitions", 2),
-            dsn_options={n: v for n, v in lowered.items() if n == DSN_OPTION.lower()},
+            dsn_options={name: lowered[name] for name in lowered if name == DSN_OPTION.lower()},
         )
 
 

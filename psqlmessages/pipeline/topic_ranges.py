@@ -124,11 +124,16 @@ class StreamStatements:
             else:
                 yield from self._read_group(group)
 
+    @property
+    def _has_bodies(self) -> bool:
+        return "body" in self.columns
+
     def _read_group(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
         """Read each topic with one call of limited rows, and the rest of longer topics in steps."""
         max_rows = _MAX_ROWS if len(group) == 1 else _ROWS_PER_TOPIC
-        has_bodies = "body" in self.columns
-        calls = [range_sql(self.client, part, max_rows, with_bodies=has_bodies) for part in group]
+        calls = [
+            range_sql(self.client, part, max_rows, with_bodies=self._has_bodies) for part in group
+        ]
         by_topic = {part.topic: _RowStatistics() for part in group}
         if len(group) == 1:
             yield self._statement(calls, group, by_topic[group[0].topic].add_ids, ("id",))
@@ -155,7 +160,7 @@ class StreamStatements:
             calls = (
                 f"generate_series({low}::bigint, {high - 1}, {step}) AS g CROSS JOIN LATERAL"
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
-                f" with_bodies => {'body' in self.columns})"
+                f" with_bodies => {self._has_bodies})"
             )
             statistics = _RowStatistics()
             yield self._statement([calls], [part], statistics.add, ())

@@ -285,6 +285,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
+        ranges: list[IdRange]
+        cluster: str
         ranges, cluster = partition.value
         # If a topic was removed, its name causes an SQL error, but a pattern does not. So query a
         # topic by its name if the option has this name, and otherwise by a pattern. The name in the

@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,34 +74,40 @@ class Tasks:
     threads: NodeOfThreads
     chance: random.Random
     leases: list[Element]
+    # What to do before the call of a number, while others are running.
+    acts: dict[int, Callable[[], Awaitable[object]]]
+    calls: int = 0
     outcome: Outcome = field(default_factory=Outcome)
 
     def a_call(self, function: str, text: str) -> tuple[Any, str, bool]:
         """Create a call; return its body, too, and whether it must be refused."""
-        is_refused, at = self.chance.random() < 0.2, self.chance.choice("12")
+        is_refused, suffix = self.chance.random() < 0.2, self.chance.choice("12")
         node: Any = self.chance.choice([self.node, self.threads])
         if function == "commit":
             element = self.leases.pop()
             return self.node.commit("no" if is_refused else element), element.body, is_refused
         if is_refused and self.chance.random() < 0.5:
-            at = "REFUSED*"
+            suffix = "REFUSED*"
         else:
             text += TOO_LARGE if is_refused else self.chance.choice(["", LARGE])
         if function == "send":
-            call: Any = node.topic_send("ORDERS" if len(at) == 1 else at, text)
+            call: Any = node.topic_send("ORDERS" if len(suffix) == 1 else suffix, text)
         elif function == "request":
-            call = node.rpc("NODE2" if len(at) == 1 else at, "token", text)
+            call = node.rpc("NODE2" if len(suffix) == 1 else suffix, "token", text)
         elif function == "publish":
-            call = node.publish(f"N{at}", text)
+            call = node.publish(f"N{suffix}", text)
         else:
             key = text[:50] if function == "push with a key" else None
-            call = node.push(f"N{function}.{at}", text, key=key)
+            call = node.push(f"N{function}.{suffix}", text, key=key)
         return call, text, is_refused
 
     async def run(self, task: int) -> None:
         for number in range(CALLS):
             function = self.chance.choice(FUNCTIONS)
             call, body, is_refused = self.a_call(function, f"{task}-{number}-")
+            self.calls += 1
+            if act := self.acts.get(self.calls):
+                await act()
             try:
                 async with asyncio.timeout(0.002 if self.chance.random() < 0.1 else None):
                     answer = await call
@@ -138,13 +144,12 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed
         bodies = [f"leased {n:03}" for n in range(TASKS * CALLS)]
         await node.push_many("NLEASED", bodies)
         leases = await node.reserve("NLEASED", TASKS * CALLS, SOON)
-        tasks = Tasks(node, threads, chance, leases)
+        kills_at = chance.sample(range(TASKS, TASKS * CALLS), kills)
+        kill = partial(asyncio.to_thread, gathering.end_backends, KILLED)
+        tasks = Tasks(node, threads, chance, leases, dict.fromkeys(kills_at, kill))
         async with asyncio.TaskGroup() as group:
             for task in range(TASKS):
                 group.create_task(tasks.run(task))
-            for _ in range(kills):
-                await asyncio.sleep(chance.random() / 20)
-                await asyncio.to_thread(gathering.end_backends, KILLED)
         await node.topic_send("ORDERS", "last")
         received = [message async for message in until_last(listener)]
     assert tasks.outcome.wrong == []

@@ -93,7 +93,8 @@ async def test_running_calls_fail_and_queued_ones_go_on(
             await asyncio.to_thread(conversation.wait_for, WAITS)
             queued = asyncio.create_task(node.topic_status("ORDERS"))
             calling = asyncio.create_task(node.call("NODE2", "x", timeout=nodes.SOON))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # lets both tasks begin
+            assert len(node._session._queue) == 2
             await asyncio.to_thread(nodes.end_backend, conversation)
             with pytest.raises(ConnectionLost):
                 await under_way

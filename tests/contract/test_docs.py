@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
 SQL = (DOCS / "reference/sql.md").read_text()
+CI_JOBS = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
 NULL = re.compile(r"NULL::[a-z ]+(\[\])?")
 FUNCTIONS = r"""
     SELECT p.proname, pg_get_function_arguments(p.oid), p.prorettype::regtype::text,
@@ -133,6 +134,14 @@ def test_documented_targets_are_in_the_makefile():
     assert set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", text, re.MULTILINE)) <= set(targets)
 
 
+def test_the_makefile_and_ci_run_the_same_tests_on_each_version_of_postgresql():
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    (tests,) = re.findall(r"^TESTS_OF_SQL := (.*)", makefile, re.MULTILINE)
+    (selected,) = set(re.findall(r'-m ("versions.*?")', makefile))
+    run = CI_JOBS["postgresql"]["steps"][-1]["run"]
+    assert run.rpartition(" -m ")[2].split() == f"{selected} {tests}".split()
+
+
 def test_links_to_the_site_and_files_named_to_contributors_exist():
     texts = [README, *(path.read_text() for path in (ROOT / "psqlmessages").rglob("*.*[ysl]"))]
     address = re.compile(rf"(?:{DOCS_URL}|{{DOCS_URL}})([a-z/-]+)/")
@@ -154,8 +163,7 @@ def test_each_promise_stands_in_the_docs_and_has_a_test():
 
 def test_the_declared_versions_are_tested_in_all_combinations_that_django_allows():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())
-    pythons, djangos, excluded = workflow["jobs"]["django"]["strategy"]["matrix"].values()
+    pythons, djangos, excluded = CI_JOBS["django"]["strategy"]["matrix"].values()
     tested = {*product(pythons, djangos)} - {tuple(each.values()) for each in excluded}
     assert tested == {*re.findall(r'\("(3.\d+)", "(.*?)"\)', (ROOT / "noxfile.py").read_text())}
     declared = re.findall(r"(?:Django|Python) :: ([\d.]{2,})", str(project["classifiers"]))

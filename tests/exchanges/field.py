@@ -100,7 +100,7 @@ class Field:
         for exchange in repository.read_all():
             sources[exchange.source.namespace].append(exchange.source.name)
         beds = self.beds
-        wait_until(lambda: all(beds[ns].query(IDLE, of) for ns, of in sources.items()), seconds)
+        wait_until(lambda: all(beds[ns].query(IDLE, sources[ns]) for ns in sources), seconds)
 
     def run_until_idle(self, seconds: float = 90) -> None:
         with working():

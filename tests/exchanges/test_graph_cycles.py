@@ -1,17 +1,19 @@
 """Cycles of queues."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psqlmessages.exchanges import QueueRef
 from psqlmessages.exchanges.store.route_graph import find_cycles
+from psqlmessages.monitor.graph import mark_cycles
 from tests.exchanges.asking import defined
 
 
 def cycles(*arrows: str) -> list[tuple[QueueRef, ...]]:
-    """The cycles of exchanges written as "source > destination destination"."""
-    pairs = (arrow.split(" > ") for arrow in arrows)
-    return find_cycles(defined(source, *destinations.split()) for source, destinations in pairs)
+    """The cycles of exchanges written as "source > destination"."""
+    return find_cycles(defined(*arrow.split(" > ")) for arrow in arrows)
 
 
 def test_a_cycle_may_be_longer_than_the_stack_and_stays_within_a_namespace():
@@ -29,9 +31,13 @@ def test_a_queue_is_in_a_cycle_if_it_leads_back_to_itself(arrows: list[tuple[str
     reached = {(source, destination) for source, destination in arrows}
     for middle in "abcdef":
         ends = [end for start, end in reached if start == middle]
-        reached |= {(start, end) for start, at in reached if at == middle for end in ends}
-    number = {each.name: number for number, cycle in enumerate(found) for each in cycle}
-    assert number.keys() == {name for name in "abcdef" if (name, name) in reached}
-    for source, destination in arrows:
-        is_in_cycle = number.get(source, -1) == number.get(destination)
-        assert is_in_cycle == ((destination, source) in reached)
+        reached |= {(start, end) for start, via in reached if via == middle for end in ends}
+    in_cycles = {each.name for cycle in found for each in cycle}
+    assert in_cycles == {name for name in "abcdef" if (name, name) in reached}
+    exchanges: list[dict[str, Any]] = [
+        {"name": "x", "source": ["", source], "destinations": [{"to": ["", destination]}]}
+        for source, destination in arrows
+    ]
+    mark_cycles(exchanges)
+    marks = [route["is_in_cycle"] for exchange in exchanges for route in exchange["destinations"]]
+    assert marks == [(destination, source) in reached for source, destination in arrows]

@@ -58,11 +58,13 @@ def test_an_exchange_that_lacks_a_rule_is_blocked_until_it_is_added(field: Field
         field.until(lambda: "x1 is blocked" in type_in("list").stdout)
         row, sentence = type_in("list").stdout.splitlines()[1:]
         assert row.split()[:3] == ["x1", "blocked", "1"]
+        assert ExchangeCount.objects.exclude(failing_since=None).count() == 1
         start = "x1 is blocked: missing rule in default: INSERT INTO messages.auth "
         assert sentence.startswith(start)
         field.default.connection.execute(sentence.split("default: ")[1])
         field.until(lambda: "x1  " in type_in("list").stdout and not read_missing_rules())
         assert type_in("list").stdout.splitlines()[1].split()[:3] == ["x1", "running", "1"]
+        assert not ExchangeCount.objects.exclude(failing_since=None)
 
 
 def test_a_repeatedly_failing_element_becomes_a_dead_letter(field: Field):
@@ -132,7 +134,9 @@ def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, oth
         field.default.push_many("a", bodies[:30])
         field.default.push("a", "bad", bad=1)
         field.default.push_many("a", bodies[30:])
-        field.run_until_idle()
+        with working():
+            field.until_idle()
+            field.until(ExchangeCount.objects.exclude(failing_since=None).exists)
         assert sorted(field.default.bodies("b"), key=int) == bodies
         assert re.fullmatch(r'[1-9]\d* {"bad": 1} bad', field.default.query(STATE, "a"))
     finally:

@@ -92,11 +92,11 @@ class Catalogue:
             weights |= dict.fromkeys(callers, weight)
             weight /= 10
             called = re.compile(rf"messages\.({'|'.join(callers)})\(")
-            callers = {of for of, source in self._sources.items() if called.search(source)}
+            callers = {name for name, source in self._sources.items() if called.search(source)}
             callers -= set(weights)
         public = {name for name in weights if not name.startswith("_")} or set(self._files_with)
         score = {
-            file: sum(words[of] * weights.get(of, 1) / self._files_with[of] for of in public)
+            file: sum(words[n] * weights.get(n, 1) / self._files_with[n] for n in public)
             for file, words in self._words.items()
         }
         return sorted((file for file in score if score[file]), key=lambda file: -score[file])

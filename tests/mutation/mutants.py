@@ -52,57 +52,50 @@ def mutants(function: str, source: str) -> Iterator[Mutant]:
     words = [match.group().upper() for match in tokens]
     made = {
         (tokens[first].start(), tokens[last].end(), constant)
-        for at in range(len(words))
-        for first, last, constant in _replacements(source, tokens, words, at)
+        for index in range(len(words))
+        for first, last, constant in _replacements(source, tokens, words, index)
     }
     for start, end, constant in sorted(made):
         yield Mutant(function, source, start, end, constant)
 
 
 def _replacements(
-    source: str, tokens: list[re.Match[str]], words: list[str], at: int
+    source: str, tokens: list[re.Match[str]], words: list[str], index: int
 ) -> Iterator[tuple[int, int, str]]:
     """What may be replaced from a token on: first and last token, and the constant."""
-    word = words[at]
+    word, rest = words[index], source[tokens[index].start() :][:300]
     if word in MODES:
-        yield at, at, MODES[word]
-    elif word == "PERFORM" and words[at - 1] in ("BEGIN", ";", "THEN", "ELSE", "LOOP"):
-        yield at, words.index(";", at) - 1, "NULL"
-    elif re.fullmatch(r"\w+_ERROR", word) and (words[at - 1], words[at + 1]) == (".", "("):
-        yield at - 2, _closing(words, at + 1), "NULL"
-    elif word in ("AND", "OR") and not _is_range(words, at):
-        last = _operand(words, at)
-        if last > at + 1 or (last > at and words[last][0] != "'"):
-            yield at + 1, last, NEUTRAL[word]
-    elif _begins_condition(source, tokens[at]):
-        whole, first, joined = _condition(words, at)
-        if whole > at and (word in BRANCH or joined is None):
-            yield at + 1, whole, "false" if word in BRANCH else "true"
-        if first > at and joined is not None:
-            yield at + 1, first, NEUTRAL[joined]
+        yield index, index, MODES[word]
+    elif word == "PERFORM" and words[index - 1] in ("BEGIN", ";", "THEN", "ELSE", "LOOP"):
+        yield index, words.index(";", index) - 1, "NULL"
+    elif re.fullmatch(r"\w+_ERROR", word) and (words[index - 1], words[index + 1]) == (".", "("):
+        yield index - 2, _closing(words, index + 1), "NULL"
+    elif word in ("AND", "OR") and not _is_range(words, index):
+        last = _operand(words, index)
+        if last > index + 1 or (last > index and words[last][0] != "'"):
+            yield index + 1, last, NEUTRAL[word]
+    elif word in CONDITION and not (NO_CONDITION.match(rest.upper()) or ERROR.match(rest)):
+        whole, first, joined = _condition(words, index)
+        if whole > index and (word in BRANCH or joined is None):
+            yield index + 1, whole, "false" if word in BRANCH else "true"
+        if first > index and joined is not None:
+            yield index + 1, first, NEUTRAL[joined]
 
 
-def _begins_condition(source: str, token: re.Match[str]) -> bool:
-    """Whether a condition follows a token."""
-    rest = source[token.start() : token.start() + 300]
-    is_keyword = token.group().upper() in CONDITION
-    return is_keyword and not (NO_CONDITION.match(rest.upper()) or ERROR.match(rest))
-
-
-def _closing(words: list[str], at: int) -> int:
+def _closing(words: list[str], index: int) -> int:
     """The token that closes the parenthesis at a place."""
     depth = 0
-    for place in range(at, len(words)):
+    for place in range(index, len(words)):
         depth += (words[place] == "(") - (words[place] == ")")
         if depth == 0:
             return place
     raise ValueError("a parenthesis that is not closed")
 
 
-def _operand(words: list[str], at: int) -> int:
+def _operand(words: list[str], index: int) -> int:
     """The last token of the operand that follows a token."""
     depth, ranges = 0, 0
-    for place in range(at + 1, len(words)):
+    for place in range(index + 1, len(words)):
         word = words[place]
         if depth == 0:
             if word == "BETWEEN":
@@ -121,10 +114,10 @@ def _operand(words: list[str], at: int) -> int:
     return len(words) - 1
 
 
-def _condition(words: list[str], at: int) -> tuple[int, int, str | None]:
+def _condition(words: list[str], index: int) -> tuple[int, int, str | None]:
     """The last token of a whole condition, that of its first operand, and what joins these."""
-    first = last = _operand(words, at)
-    (joined,) = [each for each in words[first + 1 : first + 2] if each in ("AND", "OR")] or [None]
+    first = last = _operand(words, index)
+    joined = next((word for word in words[first + 1 : first + 2] if word in NEUTRAL), None)
     while last + 1 < len(words) and words[last + 1] in ("AND", "OR"):
         last = _operand(words, last + 1)
     return last, first, joined
@@ -138,10 +131,10 @@ def _is_call(words: list[str], place: int) -> bool:
     return words[place] in ("LEFT", "RIGHT") and following == "("
 
 
-def _is_range(words: list[str], at: int) -> bool:
+def _is_range(words: list[str], index: int) -> bool:
     """Whether an AND belongs to BETWEEN."""
     depth = 0
-    for place in range(at - 1, -1, -1):
+    for place in range(index - 1, -1, -1):
         word = words[place]
         if word in (")", "]"):
             depth += 1

@@ -236,8 +236,8 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
     # Whoever takes over, here a local worker, goes on where the dead had come to.
     field.run_until_idle()
     field.until(lambda: not field.default.bodies("a") and not field.default.bodies("e"))
-    of = (("default", "b"), ("default", "c"), ("default", "f"), ("eu", "f"))
-    queues = {f"{ns}/{queue}": sorted(field.beds[ns].bodies(queue), key=int) for ns, queue in of}
+    filled = (("default", "b"), ("default", "c"), ("default", "f"), ("eu", "f"))
+    queues = {f"{ns}/{name}": sorted(field.beds[ns].bodies(name), key=int) for ns, name in filled}
     lost, doubled = lost_and_doubled(queues, elements)
     report(
         FAULT, "exchanges on Spark; driver and Java at the same time, under load", kills=KILLS,

@@ -152,7 +152,8 @@ def any_filter(chance: random.Random) -> spark.Filter:
 
 def test_a_pushed_condition_equals_the_filter(world: World):
     chance, pushed = random.Random(1), 0  # noqa: S311
-    rows = [{name: chance.choice(of) for name, of in VALUES.items()} | {"id": n} for n in range(60)]
+    drawn = ({name: chance.choice(some) for name, some in VALUES.items()} for _ in range(60))
+    rows = [row | {"id": number} for number, row in enumerate(drawn)]
     document = json.dumps(rows, default=str)
     for _ in range(500):
         filter_ = any_filter(chance)

@@ -10,13 +10,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from project.postgres import Server, ServerError
+from project.postgres import __main__ as command_module
 from project.postgres import home as home_module
+from project.serve import describe_data
 from tests.servers import SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +127,14 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
     assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
 
 
+def test_data_of_an_earlier_run_are_announced(server: Server):
+    created_at, second = server.home.created_at, timedelta(seconds=1)
+    assert describe_data(server.home, created_at - second) == f"Data: new, in {server.home.data}"
+    text = describe_data(server.home, created_at + second)
+    assert f"of an earlier run, created {created_at:%Y-%m-%d %H:%M}" in text
+    assert text.endswith(f"in {server.home.data}; to delete them: make clean")
+
+
 def test_a_taken_port_is_exchanged_for_another(server: Server):
     server.stop()
     taken = server.home.port
@@ -141,7 +152,7 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
-def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconfig):
+def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconfig, monkeypatch):
     tmp_path.chmod(0o700)
     server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
     refuge = server.home.folder.parent
@@ -152,3 +163,9 @@ def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconf
             server.start()
     finally:
         refuge.rmdir()
+    # Data stay there if the project's folder is deleted: `make clean` in a new clone removes them.
+    server.home.prepare()
+    shutil.rmtree(tmp_path / ".postgres")
+    monkeypatch.setattr(command_module, "CLUSTERS", tmp_path / ".postgres")
+    assert command_module._remove_all() == 0
+    assert not refuge.exists()

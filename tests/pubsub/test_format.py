@@ -110,7 +110,7 @@ def test_interleaved_writers_are_kept_apart(messages, random):
     assembly, queues, expected = SegmentAssembler(100, 2**20), {}, {}
     for process_id, channel, text, size in messages:
         characters = base64.b64encode(b"!" + text.encode()).decode()
-        parts = [characters[at : at + size] for at in range(0, len(characters), size)]
+        parts = [characters[start : start + size] for start in range(0, len(characters), size)]
         queue = queues.setdefault((process_id, channel), [])
         queue += ["#" + part for part in parts[:-1]] + ["$" + parts[-1]]
         expected.setdefault((process_id, channel), []).append("!" + text)

@@ -22,9 +22,9 @@ def test_an_element_in_its_last_try_becomes_a_dead_letter(queue: Queue):
     assert queue.reserve() == []
     (dead,) = queue.reserve(queue="__deadletter__")
     assert (dead.body, dead.tries) == ("a", 0)
-    at = dead.headers.pop("x-dl-t")
+    time = dead.headers.pop("x-dl-t")
     assert dead.headers == {"h": 1, "x-dl-from-queue": "Q", "x-dl-tries": 2}
-    assert abs(datetime.fromisoformat(at) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert abs(datetime.fromisoformat(time) - datetime.now(UTC)) < timedelta(minutes=1)
     assert queue.counts()["dead_letters"] == 1
     assert queue.counts("__deadletter__")["puts"] == 1
 

@@ -30,6 +30,10 @@ FILL = (
     """,
 )
 VACUUM = "VACUUM ANALYZE psqlmessages_element, psqlmessages_elementkey"
+STATISTICS = """
+    SELECT ARRAY[relpages > 0, reltuples = 0] FROM pg_class
+    WHERE oid = 'psqlmessages_element'::regclass
+"""
 
 
 @pytest.fixture(scope="module", params=["analyzed", "as if empty", "emptied"])
@@ -49,6 +53,7 @@ def full(server: TestedServer, request) -> Iterator[World]:
             owner.execute(VACUUM)
     else:
         owner.execute(VACUUM)
+    assert world.owner.query(STATISTICS) == [request.param == "emptied", True]
     for statement in FILL:
         owner.execute(statement, SIZES)
     if request.param == "analyzed":

@@ -59,6 +59,7 @@ SHIPPED = """
 """
 # Log lines that report no problem begin with one of these.
 PROGRESS = ("handled ", "routed ", "running ", "worker has ")
+OF_PSYCOPG = "error ignored terminating "
 
 
 class Received(NamedTuple):
@@ -166,8 +167,8 @@ class CommandProcess:
 
     @property
     def problems(self) -> list[str]:
-        """The log lines that are not about progress."""
-        return [line for line in self._read_log() if not line.startswith(PROGRESS)]
+        """The log lines that are neither about progress nor psycopg's own."""
+        return [line for line in self._read_log() if not line.startswith((*PROGRESS, OF_PSYCOPG))]
 
     def close(self) -> None:
         self._process.terminate()

@@ -198,8 +198,9 @@ class Disk:
         with self._ballast.open("ab", buffering=0) as file:
             before = file.tell()
             for chunk in (b"\0" * 16384, b"\0" * 4096):
-                while (written := _written(file.fileno(), chunk)) == len(chunk):
-                    taken += written
+                with suppress(OSError):
+                    while (written := os.write(file.fileno(), chunk)) == len(chunk):
+                        taken += written
             taken = max(0, taken - spare)
             file.truncate(before + taken)
         return taken
@@ -213,13 +214,6 @@ class Disk:
 
     def clear(self) -> None:
         self._ballast.unlink(missing_ok=True)
-
-
-def _written(descriptor: int, chunk: bytes) -> int:
-    try:
-        return os.write(descriptor, chunk)
-    except OSError:
-        return 0
 
 
 @contextmanager

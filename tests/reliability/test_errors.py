@@ -15,16 +15,8 @@ from psqlmessages import Node
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.rest.errors import ServiceUnavailable, to_api_error
 from tests.exchanges.field import working
+from tests.reliability import faults
 from tests.reliability.counts import report, size
-from tests.reliability.faults import (
-    cancel_waiting,
-    copies,
-    count_logged,
-    forced_deadlock,
-    running_exchange,
-    tables_locked,
-    until,
-)
 from tests.reliability.workload import (
     QUICK,
     Workload,
@@ -64,7 +56,7 @@ def limited(dsn: str, fault: str) -> str:
 def faulty(world: World, fault: str) -> Iterator[None]:
     """Lock all tables, and end the calls that wait."""
     how = ENDERS.get(fault)
-    with tables_locked(world), cancel_waiting(world, how) if how else nullcontext():
+    with faults.tables_locked(world), faults.cancel_waiting(world, how) if how else nullcontext():
         yield
 
 
@@ -105,7 +97,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
                 assert isinstance(to_api_error(raised.value), ServiceUnavailable)
                 failed += 1
         assert (stored_messages(world), len(stored_elements(world))) == ([], 20)
-        until(lambda: has_reconnected(node))
+        faults.until(lambda: has_reconnected(node))
         for name, act in calls_of(node, 0, lease).items():
             answer = act()
             taken += len(answer) if name == "pop" else 0
@@ -157,7 +149,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(world: World, cap
                 with pytest.raises(ConnectionLost):
                     node.publish("T", "lost in a standby")
             superuser.connection.execute(WRITABLE)
-            until(lambda: has_reconnected(node))
+            faults.until(lambda: has_reconnected(node))
             node.publish("T", "back")
     finally:
         superuser.connection.execute(WRITABLE)
@@ -183,27 +175,27 @@ DEADLOCKS = {
 @pytest.mark.parametrize("who", DEADLOCKS)
 def test_in_a_deadlock_it_tries_again(world: World, who: str):
     reader, holds, wants = DEADLOCKS[who]
-    before, rounds = count_logged(world.server), size(2, 20)
+    before, rounds = faults.count_logged(world.server), size(2, 20)
     with Workload(world, reader) as work:
         # If the writer waits, there is no deadlock.
-        while count_logged(world.server) - before < rounds:
+        while faults.count_logged(world.server) - before < rounds:
             work.wait_for_writes(20)
-            with forced_deadlock(world, holds=holds, wants=wants):
+            with faults.forced_deadlock(world, holds=holds, wants=wants):
                 pass
-    work.report("deadlock", who, deadlocks=count_logged(world.server) - before)
+    work.report("deadlock", who, deadlocks=faults.count_logged(world.server) - before)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_in_a_deadlock_an_exchange_does_it_again(world: World):
-    before, rounds, bodies = count_logged(world.server), size(1, 20), list[str]()
-    with running_exchange(world) as exchanges:
+    before, rounds, bodies = faults.count_logged(world.server), size(1, 20), list[str]()
+    with faults.running_exchange(world) as exchanges:
         for number in range(rounds):
             part = [f"{number}.{n}" for n in range(100)]
             exchanges.default.push_many("a", part)
             bodies += part
-            with forced_deadlock(world, holds=COUNTS, wants=HELD), working():
+            with faults.forced_deadlock(world, holds=COUNTS, wants=HELD), working():
                 exchanges.until_idle(60)
-        assert copies(exchanges) == [sorted(bodies)] * 2
-    ended = count_logged(world.server) - before
+        assert faults.copies(exchanges) == [sorted(bodies)] * 2
+    ended = faults.count_logged(world.server) - before
     report("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, duplicated=0)
     assert ended >= rounds

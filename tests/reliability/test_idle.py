@@ -52,7 +52,7 @@ def written(superuser: Program) -> int:
 
 
 async def idle(made: Counter[str], name: str, times: int) -> None:
-    """Wait until the nodes have made `times` periodic calls each, on average."""
+    """Let the nodes make `times` periodic calls each, on average: their calls measure the time."""
     at_end = made[name] + times * NODES
     while made[name] < at_end:  # noqa: ASYNC110 - sessions have no event for it
         await asyncio.sleep(0.05)

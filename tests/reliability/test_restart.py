@@ -11,6 +11,7 @@ import pytest
 
 from psqlmessages import Node
 from tests.django.processes import run_python
+from tests.reliability import faults
 from tests.reliability.counts import report, size
 from tests.reliability.deployment import (
     DEFAULT,
@@ -18,15 +19,6 @@ from tests.reliability.deployment import (
     CommandProcess,
     run_deployment,
     write_exchange,
-)
-from tests.reliability.faults import (
-    BACKEND,
-    FAST,
-    POSTMASTER,
-    RESTARTS,
-    restart,
-    stop_or_kill,
-    until,
 )
 from tests.reliability.workload import (
     EXPIRE,
@@ -55,11 +47,11 @@ def test_each_client_reconnects_once(own_world: World, tmp_path: Path, django_db
     server = own_world.server.server
     with django_db_blocker.unblock(), run_deployment(own_world.server, tmp_path) as deployment:
         deployment.use_everything("before")
-        for how, seconds in (*((how, 0) for how in RESTARTS), (FAST, size(10, 30))):
+        for how, seconds in (*((how, 0) for how in faults.RESTARTS), (faults.FAST, size(10, 30))):
             caplog.clear()
             before = deployment.listeners.counts("reconnected")
             problems = deployment.count_problems()
-            stop_or_kill(server, how)
+            faults.stop_or_kill(server, how)
             if seconds:
                 threading.Event().wait(seconds)
                 assert deployment.post("refused") == 503
@@ -90,7 +82,7 @@ def numbers(world: World, queue: str) -> list[int]:
 @pytest.mark.timeout(590)
 def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_db_blocker):
     server, part = own_world.server.server, size(100, 2_000)
-    restarts = RESTARTS * 2 if size(0, 1) else (FAST, POSTMASTER)
+    restarts = faults.RESTARTS * 2 if size(0, 1) else (faults.FAST, faults.POSTMASTER)
     own_world.rules("psqlmessages exchange.* Queue * RW 60")
     with django_db_blocker.unblock():
         write_exchange(own_world.server, "ship", EXCHANGE)
@@ -103,7 +95,7 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
         with Workload(own_world, *LOSSLESS, more=copies) as work:
             for how in restarts:
                 work.wait_for_writes(part)
-                restart(server, how)
+                faults.restart(server, how)
             work.wait_for_writes(part)
     finally:
         worker.close()
@@ -113,7 +105,7 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
     )  # fmt: skip
     assert {each.counters.reconnects for each in work.nodes.values()} == {len(restarts)}
     assert stored_elements(own_world, "a") == []
-    assert len(worker.problems) <= 10 * len(restarts), worker.problems
+    assert len(worker.problems) <= min(10 * len(restarts), 39), worker.problems
 
 
 def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World):
@@ -122,17 +114,17 @@ def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World)
     with Node("NODE", own_world.server.url()) as node:
         node.push_many("Q", [str(each) for each in range(number)])
         taken = [element for _ in range(10) for element in node.reserve("Q", number // 20)]
-        restart(own_world.server.server, BACKEND)
+        faults.restart(own_world.server.server, faults.BACKEND)
         assert numbers(own_world, "Q") == list(range(number))
         with psycopg.connect(own_world.server.url(), autocommit=True) as owner:
             forgotten = number // 2 - owner.execute(EXPIRE).rowcount
-        until(lambda: has_reconnected(node))
+        faults.until(lambda: has_reconnected(node))
         # A forgotten lease can still be committed if no other consumer has taken the element.
         done = sum(node.commit(*taken[: number // 4]))
         again = {element.body for element in node.pop("Q", number)}
     late = {element.body for element in taken[: number // 4]}
     report(
-        FAULT, f"elements reserved just before, {BACKEND}", reserved=number // 2,
+        FAULT, f"elements reserved just before, {faults.BACKEND}", reserved=number // 2,
         leases_forgotten=forgotten, lost=number - len(again | late),
         redelivered=len(again & {element.body for element in taken}),
     )  # fmt: skip

@@ -30,7 +30,9 @@ def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable
         **site._environment(), "API": f"{site.url}/api",
         "TOKEN": wanda.headers["Authorization"].removeprefix("Bearer "), "PATH": os.environ["PATH"],
     }  # fmt: skip
-    for command, shown in EXAMPLE.findall(PAGE):
+    examples = EXAMPLE.findall(PAGE)
+    assert len(examples) == PAGE.count("\n$ ") > 10
+    for command, shown in examples:
         lease = rest.owner.query(
             "SELECT id || '.' || lease FROM psqlmessages_element WHERE lease IS NOT NULL"
         )

@@ -92,11 +92,12 @@ def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair)
     assert [beside.data(payload), sender.data(payload)] == [missing(payload)] * 2
 
 
+SLOT = re.compile(r"\.(\d+)")
 ALTERED = {
     "another id": lambda key: key[:-1] + ("0" if key[-1] != "0" else "1"),
-    "a new slot": lambda k: re.sub(r"\.(\d+)", lambda at: f".{(int(at[1]) + 1) % 21}", k, count=1),
-    "a slot that is none": lambda key: re.sub(r"\.\d+", ".21", key, count=1),
-    "a slot beyond all numbers": lambda key: re.sub(r"\.\d+", "." + "9" * 20, key, count=1),
+    "a new slot": lambda key: SLOT.sub(lambda slot: f".{(int(slot[1]) + 1) % 21}", key, count=1),
+    "a slot that is none": lambda key: SLOT.sub(".21", key, count=1),
+    "a slot beyond all numbers": lambda key: SLOT.sub("." + "9" * 20, key, count=1),
     "upper case": lambda key: key[:-32] + "A" * 32,
     "cut": lambda key: key[:-1],
     "longer": lambda key: key + "0",
@@ -148,7 +149,8 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
 
 
 def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payload: str):
-    world.rules(*(f"{of} Topic OTHER R 5" for of in ("user3 THIRD", "user2 BESIDE", "user2 HEIR")))
+    nodes = ("user3 THIRD", "user2 BESIDE", "user2 HEIR")
+    world.rules(*(f"{node} Topic OTHER R 5" for node in nodes))
     third, heir = world.node("user3", "THIRD", listen="OTHER"), world.node("user2", "HEIR")
     assert [fetched(node, payload) for node in (pair[0], third)] == [("13", False)] * 2
     assert fetched(pair[1], payload) == ("0", True)

@@ -145,11 +145,13 @@ def wrong(
     for name in names:
         right = RIGHT[name]
         # A place is an index, or the right argument there, or the element of an array there.
-        at = place if isinstance(place, int) else [a in (place, [place]) for a in right].index(True)
+        index = place
+        if not isinstance(place, int):
+            index = [argument in (place, [place]) for argument in right].index(True)
         for value in given:
-            arguments = [*right, *[None] * (at + 1 - len(right))]
-            is_array = isinstance(arguments[at], list) and not isinstance(value, list)
-            arguments[at] = [value] if is_array else value
+            arguments = [*right, *[None] * (index + 1 - len(right))]
+            is_array = isinstance(arguments[index], list) and not isinstance(value, list)
+            arguments[index] = [value] if is_array else value
             told = {key: value if text is GIVEN else text for key, text in values.items()}
             cases.append(Case(number, name, tuple(arguments), told, caller))
     return cases
@@ -253,9 +255,9 @@ CASES = [
     *wrong(63, ["stream_horizons"], 2, "[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}',
            '{"BOTH":1.5}', argument="after", value=GIVEN),
     *(
-        Case(63, "subscribe_from", ("ME", ["BOTH"], at, 60), {"argument": "positions", "value": s})
-        for at, s in [([], "{}"), ([1, 2], "{1,2}"), ([-1], "{-1}"), (None, "null"),
-                      ([None], "{NULL}")]
+        Case(63, "subscribe_from", ("ME", ["BOTH"], ids, 60), {"argument": "positions", "value": s})
+        for ids, s in [([], "{}"), ([1, 2], "{1,2}"), ([-1], "{-1}"), (None, "null"),
+                       ([None], "{NULL}")]
     ),
     *wrong(63, ["publish_staged", "push_staged"], 3, -1, argument="batch", value=GIVEN),
     *wrong(63, ["publish_staged", "push_staged"], 3, None, argument="batch", value="null"),

@@ -60,7 +60,7 @@ def call_all(world: World, program: Program) -> dict[str, str]:
         # The last removes what the role itself has staged, for whichever node.
         if name not in ("init", "deinit", "crash", "connect_stream", "evaluate", "unstage"):
             parameters = functions[name].parameters.items()
-            arguments = [[] if kind == "integer[]" else ARGUMENTS[of] for of, kind in parameters]
+            arguments = [[] if kind == "integer[]" else ARGUMENTS[key] for key, kind in parameters]
             numbers[name] = program.call(name, *arguments)["Err"]
             assert numbers[name] in functions[name].errors | {"0"}, name
     assert {numbers.pop(name) for name in LISTS} == {"0"}
@@ -148,10 +148,10 @@ def shadows(world: World) -> Iterator[str]:
         ("varchar", "varchar"), ("text", "text"), ("varchar", "text"), ("name", "text"),
         ("text", "name"), ("varchar", "name"),
     ]:  # fmt: skip
-        of = f"LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = shadows.equal"
-        superuser.execute(f"CREATE OPERATOR shadows.= ({of})")
-    of = "LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined"
-    superuser.execute(f"CREATE OPERATOR shadows.|| ({of})")
+        options = f"LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = shadows.equal"
+        superuser.execute(f"CREATE OPERATOR shadows.= ({options})")
+    options = "LEFTARG = text, RIGHTARG = text, FUNCTION = shadows.joined"
+    superuser.execute(f"CREATE OPERATOR shadows.|| ({options})")
     for domain in "json", "text", "int", "bigint":
         superuser.execute(f'CREATE DOMAIN shadows."{domain}" AS bytea')
     yield "pg_temp, shadows, pg_catalog, messages, public"

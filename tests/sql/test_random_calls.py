@@ -101,8 +101,8 @@ class Fuzzer:
 
     def argument(self, name: str, kind: str) -> Any:
         if kind.endswith("[]"):
-            of = kind.removesuffix("[]")
-            return [self.argument(name, of) for _ in range(self.dice.randint(0, 3))]
+            element_kind = kind.removesuffix("[]")
+            return [self.argument(name, element_kind) for _ in range(self.dice.randint(0, 3))]
         if kind == "text":
             return any_of(self.dice, self.received, name)
         # A null without a type fits a duration in seconds and one as an interval.
@@ -182,12 +182,12 @@ def test_giant_arguments_cost_no_more_than_a_few_copies(world: World, role: str,
     program = world.program(role, is_fresh=True)
     program.execute("SET statement_timeout = '60s'")
     functions = public_functions(world).values()
-    parameters = ((each, *of) for each in functions for of in each.parameters.items())
+    parameters = ((each, *item) for each in functions for item in each.parameters.items())
     texts = [(each, name) for each, name, kind in parameters if kind.removesuffix("[]") == "text"]
     calls = ((*text, giant) for text in texts for giant in GIANTS)
     for function, name, giant in islice(calls, 0, None, part):
         program.call("init", "N1")
-        arguments = {n: fitting(n, k) for n, k in function.parameters.items()}
+        arguments = {key: fitting(key, kind) for key, kind in function.parameters.items()}
         arguments[name] = [giant] if isinstance(arguments[name], list) else giant
         number = program.call(function.name, *arguments.values())["Err"]
         assert number == "0" or number in function.errors, (function.name, name, giant[:5], number)

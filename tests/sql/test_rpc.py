@@ -83,11 +83,12 @@ def test_a_question_and_its_answer_have_their_fields(nodes: RpcNodes):
     question, second, empty = nodes.callee.headers()[-3:]
     token = question.pop("Token")
     assert len({header.pop("Id") for header in (question, second, empty)}) == 3
-    assert empty["Size"] == 0
+    fields = {"Type": "Rpc", "Size": 9, "To": "CALLEE", "From": "ASKER", "Body": "Parametro"}
+    assert (question, empty["Size"], empty["Body"]) == (fields, 0, "")
     shown = parse((DOCS / "reference/protocol.md").read_text().split("```")[1].strip())
-    own = {"To": "CALLEE", "From": "ASKER", "Token": token, "Id": 7}
-    assert question | {"Token": token, "Id": 7} == shown | own
-    assert re.fullmatch(r"[0-9a-f]{32,} 500 TOKEN\nRISPOSTA", token)
+    other = {"To": "RECEIVER", "From": "SENDER", "Token": "4f… 5 TICKET", "Id": 7}
+    assert shown == fields | other
+    assert re.fullmatch(r"[0-9a-f]{32} 500 TOKEN\nRISPOSTA", token)
     nodes.callee.ok("return", "ASKER", token, "Risposta ü", "json")
     answer = nodes.asker.headers()[-1]
     assert isinstance(answer.pop("Id"), int)

@@ -79,7 +79,7 @@ def test_a_subscription_moves_to_a_position_and_keeps_later_messages(stream: Str
     assert stream.stored() == []
     # A call from an earlier position reports that messages were removed.
     missed = [{"Topic": "T", "Removed": ids[3]}]
-    assert [subscribe_from(stream, at)["Missed"] for at in (ids[2], ids[3])] == [missed, []]
+    assert [subscribe_from(stream, each)["Missed"] for each in ids[2:]] == [missed, []]
     assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
 
 
@@ -107,6 +107,15 @@ def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Str
         with pytest.raises(psycopg.errors.LockNotAvailable):
             second.call("subscribe_from", "SUB", ["T", "NEW.1"], [0, 0], 60)
     second.ok("subscribe_from", "SUB", ["T", "NEW.1"], [0, 0], 60)
+
+
+def test_an_open_save_of_rules_delays_no_living_subscription(stream: Stream):
+    stream.got()
+    stream.subscriber.execute("SET lock_timeout = '2s'")
+    with stream.world.owner.connection.transaction(force_rollback=True):
+        stream.execute("UPDATE messages.auth SET timeout = 20")
+        subscribe_from(stream, 0)
+        assert stream.got() == []
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

@@ -56,14 +56,9 @@ def test_publish_many_takes_arrays_of_any_shape(stream: Stream):
     listener.ok("topic_listen", "T")
     listener.payloads()
     for array, payloads in {
-        "'[5:6]={a,b}'": ["a", "b"],
-        "'[3:3]={a}'": ["a"],
-        "'{{a,b},{c,d}}'": ["a", "b", "c", "d"],
-        "'{{a}}'": ["a"],
-        "NULL": [],
-        "ARRAY[]::text[]": [],
-        "ARRAY[ARRAY[]]::text[]": [],
-    }.items():
+        "'[5:6]={a,b}'": ["a", "b"], "'[3:3]={a}'": ["a"], "'{{a,b},{c,d}}'": ["a", "b", "c", "d"],
+        "'{{a}}'": ["a"], "NULL": [], "ARRAY[]::text[]": [], "ARRAY[ARRAY[]]::text[]": [],
+    }.items():  # fmt: skip
         answer = stream.publisher.query(f"SELECT messages.publish_many('PUB', 'T', {array})")
         live = [header["Body"] for header in listener.headers() if header["Type"] == "Topic"]
         assert (stream.got(), live, answer["Id"] is None) == (payloads, payloads, not payloads)

@@ -54,10 +54,7 @@ def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJ
 
 
 def count(exchange: Exchange, *rows: tuple[str, int, int], **routed: Any) -> None:
-    """Write what two processes counted, of which one is gone: outcome, destination and number.
-
-    `routed`: more fields of the rows of the outcome OK.
-    """
+    """Write rows of two processes, one of them gone; `routed`: more fields of those with OK."""
     for seen_at in ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
         given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen_at}
         for outcome, to, number in rows:
@@ -84,8 +81,8 @@ def report(folder: Path, *, is_empty: bool = False) -> str:
     if is_empty:
         figures = contents.ReportStatistics("tests", step, None, {}, {}, {}, {})
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 1234}
-    of = {"ok": 1300, "no_route": 66}
-    flow = contents.ExchangeFlow(HOSTILE, ("default", "orders"), [destination], of)
+    outcomes = {"ok": 1300, "no_route": 66}
+    flow = contents.ExchangeFlow(HOSTILE, ("default", "orders"), [destination], outcomes)
     flows = [] if is_empty else [flow]
     page = folder / "report.html"
     page.write_text(html.render_page(contents.Report("db on host", period, end, figures, flows)))

@@ -83,9 +83,9 @@ async def err(answer: Coroutine[Any, Any, dict[str, Any]]) -> int:
     return int(got["Err"])
 
 
-async def joined(hub: Hub, ident: str, *topics: str, events: bool = True, box: Any = None) -> Any:
+async def joined(hub: Hub, ident: str, *topics: str, events: bool = True) -> Box:
     """Register a receiver with a node that listens to topics, or observes them as O*."""
-    box = box or Box()
+    box = Box()
     await ok(hub.init(ident, box, wants_events=events))
     function = "topic_observe" if ident.startswith("O") else "topic_listen"
     for topic in topics:

@@ -109,9 +109,11 @@ def test_exchanges_are_stopped_started_and_deleted(admin: Admin, sorting: Exchan
     assert page.messages == ["Stopped already: x1."]
     page = admin.act(EXCHANGES, "start_selected", sorting.pk)
     assert page.messages == ["Started: x1."]
-    count(sorting, (Outcome.OK, -1, 1), missing_rules=["default: INSERT"])
+    state = {"missing_rules": ["default: INSERT"], "failing_since": "2026-11-27T12:03:05Z"}
+    count(sorting, (Outcome.OK, -1, 1), **state)
     page = admin.open(page_of(sorting))
     assert "It is blocked: missing rule in default: INSERT" in page.text
+    assert "It has failed since 2026-11-27 12:03:05 UTC" in page.text
     page = admin.send(page, "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders ." in page.text

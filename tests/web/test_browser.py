@@ -15,25 +15,11 @@ from axe_playwright_python.base import AXE_SCRIPT
 from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
-from playwright.sync_api import FilePayload, Locator, Page, ViewportSize, expect
+from playwright.sync_api import FilePayload, Locator, Page, Response, ViewportSize, expect
 
 from project.example import CHAT_TOPIC
 from project.postgres import Server
-from psqlmessages.models import (
-    Auth,
-    Client,
-    Element,
-    Exchange,
-    ExchangeCount,
-    HistoryPeriod,
-    PipelineJob,
-    Queue,
-    Subscription,
-    Topic,
-    TopicMinute,
-    Traffic,
-    WebIdentity,
-)
+from psqlmessages import models
 from psqlmessages.rules import document
 from psqlmessages.rules.document import RuleEntry
 from tests.conftest import TestedServer
@@ -56,11 +42,11 @@ REFUSED = ("/monitor/topics/?name=T", f"{RULES}?q=T")
 @pytest.fixture(autouse=True)
 def chief(site: Site) -> Iterator[User]:
     """A superuser, and no counts of earlier tests."""
-    models = Traffic, PipelineJob, HistoryPeriod, TopicMinute
-    for model in models:
+    counts = models.Traffic, models.PipelineJob, models.HistoryPeriod, models.TopicMinute
+    for model in (*counts, models.QueueMinute):
         model.objects.all().delete()
     yield site.user("chief", is_staff=True, is_superuser=True)
-    for model in models:
+    for model in (*counts, models.QueueMinute):
         model.objects.all().delete()
 
 
@@ -111,7 +97,7 @@ def test_the_monitor_shows_effects_of_rules_nodes_and_messages(visitors: Visitor
     expect(page.locator("#tail li").first).to_contain_text("held")
 
     topic = visitors("chief")
-    topic.goto(f"{TOPICS}{Topic.objects.get(name=HOSTILE).pk}/change/")
+    topic.goto(f"{TOPICS}{models.Topic.objects.get(name=HOSTILE).pk}/change/")
     expect(listeners(topic)).to_have_text(["LISTENER"])
     admin.goto(RULES)
     admin.locator("#result_list").get_by_role("link", name="LISTENER").first.click()
@@ -140,33 +126,49 @@ def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World)
     expect(page.locator('th[aria-sort="descending"]')).to_have_text("Listeners")
 
 
-def test_the_page_of_a_topic_sends_filters_and_shades_uncounted_times(
-    visitors: Visitors, world: World
-):
+# The sums and the number of lines of a chart.
+CHARTS = {"topics/T": ("1,234 messages, 5.7 kB", 2), "queues/Q": ("12 in, 7 out, 3 removed", 4)}
+
+
+def test_the_history_is_drawn_and_uncounted_times_are_shaded(visitors: Visitors, world: World):
+    world.rules("user1 W Queue Q RW 60")
+    world.program("user1").ok("push", "W", "Q", "x")
+    now = timezone.now().replace(second=0, microsecond=0)
+    start, end = (now - timedelta(minutes=back) for back in (30, 10))
+    for kind in "topic", "queue":
+        models.HistoryPeriod.objects.create(kind=kind, starts_at=start, ends_at=end, pid=1)
+    models.TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
+    models.QueueMinute.objects.create(
+        queue="Q", minute=start, puts=12, gets=7, removes=3, backlog=2
+    )
+    page = visitors("chief")
+    for name, (sums, lines) in CHARTS.items():
+        page.goto(f"/monitor/{name}/")
+        for length in ("7 days", "1 hour"):
+            page.get_by_role("button", name=length).click()
+            expect(page.locator("[aria-pressed=true]")).to_have_text(length)
+            expect(page.locator("#history-note")).to_have_text(sums)
+            expect(page.locator("#history .line")).to_have_count(lines)
+        # Before and after the period, in both panels.
+        expect(page.locator("#history .unknown")).to_have_count(4)
+
+
+def test_the_page_of_a_topic_sends_and_filters(visitors: Visitors, world: World):
     name = "L\u202eR"
     world.rules(MONITOR_RULE, f"user2 {name} Topic T R 60", f"{Server.owner} example Topic T W 60")
     reader = world.node("user2", name, listen="T")
     reader.got(name, "T", 3600)
-    now = timezone.now().replace(second=0, microsecond=0)
-    start, end = (now - timedelta(minutes=back) for back in (30, 10))
-    HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
-    TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
     page = live(visitors("chief", timezone_id="Asia/Tokyo"), "/monitor/topics/T/")
-    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
-    # Before and after the period, in both panels.
-    expect(page.locator("#history .unknown")).to_have_count(4)
-    week = page.get_by_role("button", name="7 days")
-    week.click()
-    expect(week).to_have_attribute("aria-pressed", "true")
-    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
-    for body, kind in (("<b>one</b>", "text"), ('{"two": 2, "in": [[3]]}', "json")):
+    options = {"format": "json", "as": "stored"}
+    sends = ("<b>one</b>", {}, "Sent"), ('{"two": 2, "in": [[3]]}', options, "Published")
+    for body, chosen, done in sends:
         page.get_by_label("Body").fill(body)
-        page.get_by_label("Format").select_option(kind)
-        page.locator("[name=as]").select_option("stored")
+        for field, value in chosen.items():
+            page.locator(f"[name={field}]").select_option(value)
         page.get_by_role("button", name="Send…").click()
         expect(page.get_by_text("Nodes that listen now:")).to_contain_text(name)
         page.get_by_role("button", name="Send a test message").click()
-        expect(page.locator(".notice")).to_contain_text("Published a test message")
+        expect(page.locator(".notice")).to_contain_text(f"{done} a test message")
         expect(page.locator(LIVE)).to_contain_text("GMT+9")
     rows = page.locator("#tail li:visible")
     numbers = {"TWO": 1, "example": 2, "none": 0, "$.two = 2": 1, "$.two=3": 0, "$.in.length": 0}
@@ -187,7 +189,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     page = live(visitors("chief"), "/monitor/exchanges/")
     expect(page.locator("#no-exchanges")).to_contain_text("psqlmessages exchange load FILE")
     new("sort", "orders", 'eu msg.headers["country"] == "it"', "audit", is_running=False)
-    page.goto(page_of(Exchange.objects.get()))
+    page.goto(page_of(models.Exchange.objects.get()))
     expect(page.get_by_text("these rules are missing")).to_be_visible()
     page.get_by_role("button", name="Add the rules of this database").click()
     expect(page.get_by_text("exchange.sort has all the rules that it needs.")).to_be_visible()
@@ -202,7 +204,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
 
     live(page, "/monitor/exchanges/")
     expect(page.locator("#no-runner")).to_contain_text("psqlmessages exchange run")
-    count(Exchange.objects.get(), ("ok", -1, 5), ("to", 0, 5), ("to", 1, 5))
+    count(models.Exchange.objects.get(), ("ok", -1, 5), ("to", 0, 5), ("to", 1, 5))
     new("back", "eu", "orders")
     expect(page.locator("#cycle-note")).to_be_visible()
     expect(page.locator(".edge.copy.cycle")).to_have_count(2)
@@ -210,7 +212,7 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     expect(page.locator("#no-runner")).to_be_hidden()
     # A rate needs two samples.
     with page.expect_response("**/figures/"):
-        ExchangeCount.objects.update(count=F("count") + 100)
+        models.ExchangeCount.objects.update(count=F("count") + 100)
     # All at the same moment: the rate lasts ten seconds.
     until(
         page,
@@ -218,7 +220,10 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
         && document.querySelector(".edge.copy.busy text").textContent.includes("/s")
         && document.querySelector("#copies").textContent.includes("/s")""",
     )
-    Exchange.objects.all().delete()
+    models.ExchangeCount.objects.filter(outcome="ok").update(failing_since=timezone.now())
+    state = page.locator("#exchanges tr").filter(has_text="sort")
+    expect(state).to_contain_text(re.compile(r"failing since \d.*, next try within 5 s"))
+    models.Exchange.objects.all().delete()
     expect(page.locator("#no-exchanges")).to_be_visible()
     expect(page.locator("#graph")).to_be_hidden()
 
@@ -288,7 +293,7 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
         found = page.get_by_role("main").get_by_text(behind).locator("visible=true")
         expect(found.first).to_be_visible()
     page.goto("/monitor/")
-    Queue.objects.update(is_paused=False)
+    models.Queue.objects.update(is_paused=False)
     expect(page.get_by_text("The queue “orders” is paused")).to_have_count(0)
 
 
@@ -305,7 +310,7 @@ def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors
     told = page.locator("#jobs tr")
     expect(told).to_contain_text("3.3 s")
     expect(page.locator("#pill")).to_contain_text("live since")
-    PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
+    models.PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
     expect(told).to_contain_text("no heartbeat for 1 h")
     expect(told).not_to_contain_text("3.3 s")
     expect(page.locator("#traffic-note")).to_contain_text("is not running")
@@ -417,7 +422,8 @@ def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, w
 def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     """Make one of everything, with a hostile name; return the addresses of all pages.
 
-    Some name a button of the page before. The second list repeats templates of the first.
+    The order matters: an address with a button is opened by this button of the page before.
+    The second list repeats templates of the first.
     """
     site.user("chief", idents=["chat/chief/*"])
     world.rules(
@@ -425,7 +431,7 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     )
     world.rule("user2", HOSTILE, "Topic", HOSTILE, "R", 10)
     world.rule("user2", "i" * 100, "Topic", "t" * 100, "R", 10)
-    Queue.objects.create(name="q" * 100, channel="q")
+    models.Queue.objects.create(name="q" * 100, channel="q")
     node = world.node("user2", HOSTILE)
     node.ok("topic_listen", HOSTILE)
     node.connection.execute("SELECT messages.subscribe(%s, %s, 600)", [HOSTILE, HOSTILE])
@@ -438,16 +444,16 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     for topic in (HOSTILE, "x" * 100):
         window(topic, HOSTILE)
     job("exchange " + "y" * 80, silent=60)
-    job("traffic", state=PipelineJob.State.FAILED, error="What has failed. " * 10)
-    identity = WebIdentity.objects.get().pk
-    rule, queue = Auth.objects.get(ident=HOSTILE), Queue.objects.get(name=HOSTILE)
-    dead = Queue.objects.create(name="__deadletter__", channel="dead")
-    Element.objects.create(
+    job("traffic", state=models.PipelineJob.State.FAILED, error="What has failed. " * 10)
+    identity = models.WebIdentity.objects.get().pk
+    rule, queue = models.Auth.objects.get(ident=HOSTILE), models.Queue.objects.get(name=HOSTILE)
+    dead = models.Queue.objects.create(name="__deadletter__", channel="dead")
+    models.Element.objects.create(
         queue=dead, body=HOSTILE + "y" * 5000,
         headers={"x-dl-from-queue": HOSTILE, "x-dl-t": "2026-01-01T00:00:00Z", "x-dl-tries": 3},
     )  # fmt: skip
-    topic, client = Topic.objects.get(name=HOSTILE), Client.objects.get(ident=HOSTILE)
-    subscription, traffic = Subscription.objects.get(), Traffic.objects.first()
+    topic, client = models.Topic.objects.get(name=HOSTILE), models.Client.objects.get(ident=HOSTILE)
+    subscription, traffic = models.Subscription.objects.get(), models.Traffic.objects.first()
     assert traffic
     name = quote(HOSTILE, safe="")
     pages = [
@@ -456,13 +462,14 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
           for each in ("", f"{name}/")), f"/monitor/queues/{name}/ Drain…",
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
         f"/monitor/stored/?topic={name}",
-        RULES, f"{RULES}import/", f"{RULES}import/ Show changes",
+        CLIENTS, RULES, f"{RULES}import/", f"{RULES}import/ Show changes",
         *(page_of(each) for each in (rule, topic, exchange)), page_of(queue),
         f"{page_of(queue)} Drain…", page_of(client), f"{page_of(client)} Disconnect…",
         page_of(rule, "delete"), page_of(exchange, "dry-run"), page_of(dead, "elements"),
     ]  # fmt: skip
     more = [
-        *({*LISTS} - {*pages}), f"{IDENTITIES}add/", "/admin/auth/user/", "/admin/auth/user/add/",
+        *(each for each in LISTS if each not in pages), f"{IDENTITIES}add/",
+        "/admin/auth/user/", "/admin/auth/user/add/",
         "/admin/password_change/", f"{RULES}?ident={HOSTILE[:1]}", f"{CLIENTS}open-transactions/",
         page_of(rule, "history"), page_of(subscription),
         page_of(traffic), f"{RULES}add/", f"{RULES}?q=-", page_of(queue, "elements"),
@@ -496,6 +503,31 @@ VIOLATIONS = """async ([scheme, options]) => {
 }"""
 
 
+def open_page(page: Page, address: str) -> Response | None:
+    """Open an address; if it has a button, press the button in the page that is open."""
+    path, _, button = address.partition(" ")
+    if not button:
+        return page.goto(path)
+    if path == f"{RULES}import/":
+        file = FilePayload(name="x", mimeType="application/json", buffer=DOCUMENT)
+        page.locator("#id_document").set_input_files([file])
+        page.locator("#id_replace").check()
+    with page.expect_navigation() as opened:
+        page.get_by_role("button", name=button, exact=True).click()
+    return opened.value
+
+
+def find_violations(page: Page, scheme: str) -> list[Any]:
+    """Return what axe finds in a color scheme, and the background if it is wrong there."""
+    page.emulate_media(color_scheme=scheme)
+    only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+    found = page.evaluate(VIOLATIONS, [scheme, only])
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    channels = [int(number) for number in ground.strip("rgb()").split(",")]
+    is_right = max(channels) < 64 if scheme == "dark" else min(channels) > 192
+    return found if is_right else [*found, f"{scheme}: {ground}"]
+
+
 def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, list[Any]]:
     """Return the faults of each page: found by axe, too wide, wrong colors, markup in a name."""
     # Pages poll as in production, and the browser may cache files.
@@ -503,17 +535,8 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
     faults: dict[str, list[Any]] = {}
     for address in (*addresses, *REFUSED):
         User.objects.update(is_superuser=address not in REFUSED)
-        path, _, button = address.partition(" ")
-        if not button:
-            answer = page.goto(path)
-        else:
-            if path == f"{RULES}import/":
-                file = FilePayload(name="x", mimeType="application/json", buffer=DOCUMENT)
-                page.locator("#id_document").set_input_files([file])
-                page.locator("#id_replace").check()
-            with page.expect_navigation() as opened:
-                page.get_by_role("button", name=button, exact=True).click()
-            answer = opened.value
+        page.set_viewport_size(NARROW)
+        answer = open_page(page, address)
         assert answer is not None
         if page.locator("#pill").count():
             expect(page.locator(CURRENT)).to_be_visible()
@@ -522,18 +545,13 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
         found: list[Any] = [] if is_right else [answer.status]
         found += page.locator("script:text-is('alert(1)')").all_text_contents()
         page.evaluate(AXE_SCRIPT)
-        # The narrow page hides columns.
         for width in (NARROW, BROAD):
             page.set_viewport_size(width)
             found += too_wide(page)
-            for scheme in schemes if width == BROAD or len(schemes) > 1 else ():
-                page.emulate_media(color_scheme=scheme)
-                only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-                found += page.evaluate(VIOLATIONS, [scheme, only])
-                ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-                channels = [int(number) for number in ground.strip("rgb()").split(",")]
-                if max(channels) >= 64 if scheme == "dark" else min(channels) <= 192:
-                    found.append(f"{scheme}: {ground}")
+            # The narrow page hides columns: axe reads it only if there is time for all schemes.
+            if width == BROAD or len(schemes) > 1:
+                for scheme in schemes:
+                    found += find_violations(page, scheme)
         if found:
             faults[address] = found
     return faults
@@ -542,7 +560,8 @@ def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, li
 @pytest.fixture
 def silent_page(visitors: Visitors) -> Page:
     """An empty page, in which no dialog may open."""
-    visitors.expect(r"403 \(Forbidden\)")
+    for address in REFUSED:
+        visitors.expect(rf"403 \(Forbidden\) .*{re.escape(address)}'")
     page = visitors("chief")
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
     return page
@@ -572,13 +591,13 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     }
     topics = next(iter(pages))
     queue, sent = visitors("chief"), visitors("chief")
-    queue.goto(page_of(Queue.objects.create(name="q", channel="q")))
+    queue.goto(page_of(models.Queue.objects.create(name="q", channel="q")))
     number = queue.locator("[data-fragment=state]").get_by_role("cell")
     expect(queue.locator("[data-liveness]")).to_have_text("live")
-    Queue.objects.update(is_paused=True)
+    models.Queue.objects.update(is_paused=True)
     expect(number.first).to_have_text("paused")
     with sent.expect_websocket() as opened:
-        sent.goto(page_of(Topic.objects.get(name="T")))
+        sent.goto(page_of(models.Topic.objects.get(name="T")))
     expect(sent.locator("section[data-topic] .is-live")).to_have_text("live")
     sender = world.node("user1", "SENDER", listen="T", notify="T")
     sender.ok("topic_send_many", "T", ["x"] * 1000)
@@ -660,7 +679,7 @@ def test_a_session_that_holds_the_queue_back_is_named_live(visitors: Visitors, w
 @pytest.mark.nightly
 def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors):
     exchange = new("sort", "orders", "eu", "slow")
-    queue = Queue.objects.create(name="orders")
+    queue = models.Queue.objects.create(name="orders")
     page = live(visitors("chief"), "/monitor/exchanges/")
     node = page.locator(f'[data-node="x {exchange.pk}"]')
     expect(node).to_be_visible()
@@ -670,7 +689,7 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
         if node.evaluate("element => element === document.activeElement"):
             break
     expect(page.locator(".edge.highlighted")).to_have_count(3)
-    Element.objects.create(queue=queue, body="x")
+    models.Element.objects.create(queue=queue, body="x")
     expect(page.get_by_role("link", name="Queue orders: 1 element", exact=True)).to_be_visible()
     new("more", "eu", "far")
     expect(page.locator('[data-node^="x "]')).to_have_count(2)

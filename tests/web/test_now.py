@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from html import unescape
@@ -100,7 +101,8 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      r"“<b>\u202ex” has waited for 7 min: no",
      "/monitor/queues/%3Cb%3E%E2%80%AEx/", "Start the program that takes"),
     (lambda world: push(world, "jobs", 7, awaited_until=timezone.now() + timedelta(hours=1)),
-     "waiting:jobs", "warning", "are too slow", "/monitor/queues/jobs/", "more consumers"),
+     "waiting:jobs", "warning", "the consumers are too slow",
+     "/monitor/queues/jobs/", "more consumers"),
     (lambda world: (exchange(""), push(world, "orders", 7)), "waiting:orders", "error",
      "the exchange “sort it” takes", "/monitor/queues/orders/", "exchange run 'sort it'"),
     (lambda world: push(world, "orders", is_paused=True), "paused:orders", "warning",
@@ -110,10 +112,12 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
     (lambda _: exchange("default: INSERT INTO messages.auth …;"), "exchanges:sort it", "error",
      "is blocked: it lacks a rule", "/monitor/exchanges/", "database default: INSERT INTO"),
     (lambda world: (exchange(is_running=False), push(world, "orders")), "exchanges:sort it",
-     "warning", "elements wait in “orders”", "/monitor/exchanges/", "exchange start 'sort it'"),
+     "warning", "stopped, and elements wait in “orders”",
+     "/monitor/exchanges/", "exchange start 'sort it'"),
     (lambda _: job(state=PipelineJob.State.FAILED, error="No disk."), "jobs:traffic", "error",
      "The job “traffic” has failed: No disk.", "/monitor/traffic/", "Start the job again"),
-    (lambda _: job(silent=600), "jobs:traffic", "error", "heartbeat for 10 m", "/traffic", "again"),
+    (lambda _: job(silent=600), "jobs:traffic", "error", "no heartbeat for 10 min",
+     "/monitor/traffic/", "Start the job again"),
     (slow_reader, "subscriptions:SUB/T", "warning",
      "reads the stream “T” too slowly: 1 message, 7 min", "/monitor/streams/T/",
      "keeps the node “SUB” busy"),
@@ -122,20 +126,27 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      "/monitor/streams/T/", "Start the node"),
     (lambda world: slow_reader(world, timeout=9, pinged_at=timezone.now() - timedelta(seconds=10)),
      "subscriptions:SUB/T", "error", "“SUB” to “T” has expired: it misses messages since 20",
-     "/monitor/streams/T/", "Recovered: false"),
-    (transaction, "transactions:", "warning", "in a transaction for", "open-trans", "._terminate("),
+     "/monitor/streams/T/", "continues with new messages"),
+    (transaction, "transactions:", "warning", "has been in a transaction for",
+     "/open-transactions/", "SELECT messages._terminate("),
     (refused, "refused_calls:example Topic O'T", "warning", "3 calls of “example” to “O'T” were",
      "/monitor/nodes/example/", f"allow example W Topic {QUOTED} --role {Server.owner}"),
 )  # fmt: skip
 
 
+# By check: a setting with which a problem above is none.
+TOLERANT = {
+    "dead_letters": {"PROBLEM_DEAD_LETTERS": 2}, "waiting": {"PROBLEM_WAIT_SECONDS": 900},
+    "subscriptions": {"PROBLEM_LAG_SECONDS": 900}, "refused_calls": {"PROBLEM_REFUSED_CALLS": 4},
+    "transactions": {"PROBLEM_TRANSACTION_SECONDS": 900},
+}  # fmt: skip
 # Problems that tests cannot cause: the check, a row of its query, severity and words.
 HOLDER = (True, 7, "shop", "", "idle in transaction", None, 65.0)
 OF_THE_SERVER = (
     ("notification_queue", (0.5, *[None] * 7), "error", "Notification queue: 50.0000% full."),
-    ("notification_queue", (0.01, *HOLDER), "warning", "held back by pid 7 (shop, no name)"),
+    ("notification_queue", (0.19, *HOLDER), "warning", "held back by pid 7 (shop, no name)"),
     ("notification_queue", (0.2, *HOLDER), "error", "which is idle in transaction for 65 s."),
-    ("commit_lock", (3, 8.0, 7), "error", "3 commits wait, the longest for 8 s, for pid 7"),
+    ("commit_lock", (3, 8.0, 7), "error", "3 commits wait for pid 7, which holds the NOTIFY lock."),
     ("restart", (timezone.now(),), "warning", "PostgreSQL was started"),
 )
 
@@ -150,7 +161,7 @@ def read(client: Client, **headers: str) -> list[dict[str, Any]]:
 def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client, monkeypatch):
     token = {"Authorization": f"Bearer {TOKEN}"}
     viewer = logged_in("view_monitor", "view_queue", "view_subscription", "view_client")
-    wrong = []
+    wrong, tolerated = [], set()
     for make, id_, severity, words, url, cure in PROBLEMS:
         quiet.begin()
         PipelineJob.objects.all().delete()
@@ -158,7 +169,7 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
         assert read(client, **token) == []
         page = viewer.get("/monitor/").text
         assert "No problems: all 11 checks passed." in page
-        assert "log records refused calls of programs that call the SQL functions" in page
+        assert "look for their refused calls in PostgreSQL" in page
         if make is transaction:
             settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_TRANSACTION_SECONDS": 1}
         make(quiet)
@@ -168,6 +179,10 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
             patch.setattr(translation._trans, "gettext", lambda text: f"«{text}»")
             patch.setattr(translation._trans, "ngettext", lambda one, *_: f"«{one}»")
             translated = [(p["sentence"], p["cure"]) for p in read(client, **token)]
+        given, check = settings.PSQLMESSAGES, id_.partition(":")[0]
+        settings.PSQLMESSAGES = {**given, **TOLERANT.get(check, {})}
+        tolerated |= {check} - {problem["check"] for problem in read(client, **token)}
+        settings.PSQLMESSAGES = given
         expected = (len(found) == 1 and found[0]["id"].startswith(id_)
                     and found[0]["severity"] == severity and words in found[0]["sentence"]
                     and url in found[0]["url"] and cure in found[0]["cure"]
@@ -176,6 +191,10 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
         if not expected:
             wrong.append(f"{id_}: {found} {page}")
     assert not wrong, "\n".join(wrong)
+    assert tolerated == {*TOLERANT}
+    quiet.begin()
+    settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_RESTART_SECONDS": 604_800}
+    assert "restart" in {problem["check"] for problem in read(client, **token)}
     slow_reader(quiet, is_alive=False)
     quiet.program("user2").ok("subscribe", "SUB", "T", 3600)
     assert "subscriptions:SUB/T" not in {problem["id"] for problem in read(client, **token)}
@@ -186,12 +205,42 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
     assert "subscriptions:SUB/T" in {problem["id"] for problem in read(client, **token)}
 
 
+def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(quiet: World):
+    blocked = {"missing_rules": ["default: INSERT"], "failing_since": "2026-11-27T12:03:05Z"}
+    for is_running, button, *needed in (
+        (False, "Start", "change_exchange"),
+        (True, "Add the rules", "view_exchange", "add_auth", "change_auth"),
+    ):
+        quiet.begin()
+        quiet.rule("user1", "W", "Queue", "*", "RW", 60)
+        made = Exchange.objects.create(name="x", source_queue="orders", is_running=is_running)
+        count(made, ("ok", -1, 1), **blocked)
+        push(quiet, "orders", 7)
+        listing._results.clear()
+        page = logged_in("view_monitor").get("/monitor/").text
+        assert {*needed} <= {*re.findall("<code>psqlmessages.(.*?)</code>", page)}
+        assert ("2026-11-27 12:03:05 UTC" in page) is is_running
+        helper = logged_in("view_monitor", "view_destination", *needed)
+        page, address = (
+            helper.get("/monitor/").text,
+            f"/admin/psqlmessages/exchange/{made.pk}/change/",
+        )
+        # The problem of elements that wait for a stopped exchange leads there too.
+        assert page.count(f'href="{address}"') == 2 - is_running
+        assert "ask a user with these" not in page
+        assert button in helper.get(address).text
+
+
 def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
     refused_calls.take()
     quiet.rules(f"{Server.owner} N Topic T R 60", f"{Server.owner} example Queue Q R 60")
-    calls = [(push_element, "Q", 1), (push_element, "other", 1), (partial(pop, ident="none"), "Q")]
-    for call, *arguments in calls:
-        with pytest.raises(exceptions.MessagesError), transaction_of_django():
+    calls = [
+        (exceptions.ModeNotAuthorized, push_element, "Q", 1),
+        (exceptions.DestinationNotAuthorized, push_element, "other", 1),
+        (exceptions.IdentNotExistent, partial(pop, ident="none"), "Q"),
+    ]
+    for error, call, *arguments in calls:
+        with pytest.raises(error), transaction_of_django():
             call(*arguments)
     with Node("N", dsn=direct_dsn()) as node, pytest.raises(exceptions.ModeNotAuthorized):
         node.topic_notify("T")
@@ -233,7 +282,7 @@ def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
 
 
 def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
-    current = get_settings()
+    current = replace(get_settings(), PROBLEM_QUEUE_PERCENT=20)
     answers = [(check, None if check.name == "waiting" else []) for check in CHECKS]
     (unchecked,) = find_problems(answers, timezone.now(), current)
     assert (unchecked.id, unchecked.severity) == ("unchecked:waiting", "warning")
@@ -276,8 +325,8 @@ def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
     monkeypatch.setattr(metrics, "running_observer", lambda: observer)
     text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE))
-    histograms = [name for name, kind in kinds.items() if kind == "histogram"]
-    names = {*kinds, *(name + end for name in histograms for end in ("_bucket", "_sum", "_count"))}
+    ends = {"histogram": ("_bucket", "_sum", "_count")}
+    names = {name + end for name, kind in kinds.items() for end in ends.get(kind, ("",))}
     page = (FILES.parent / "reference/settings.md").read_text().partition("| figure |")[2]
     figures = "".join(re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE))
     documented = set(re.findall(r"`(?:psqlmessages)?(_\w+)", figures))
@@ -288,7 +337,10 @@ def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
         assert set() < used <= names, used - names
     rules = "".join(rule["expr"] for rule in yaml.safe_load(alerts)["groups"][0]["rules"])
     assert sorted(re.findall('check="(.*?)"', rules)) == sorted(CHECK_NAMES)
-    if promtool := shutil.which("promtool"):
-        subprocess.run([promtool, "check", "rules", FILES / "alerts.yml"], check=True)
     for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
         assert {"title", "description", "targets"} <= panel.keys()
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not installed")
+def test_prometheus_accepts_the_alerts():
+    subprocess.run(["promtool", "check", "rules", FILES / "alerts.yml"], check=True)

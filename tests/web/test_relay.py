@@ -192,7 +192,9 @@ def test_every_operation_close_code_and_setting_is_documented():
         for name in re.findall(r"`(\w+)`", names):
             both = [re.findall(r"`(\w+)`", text) for text in (required, optional.split("(")[0])]
             documented[name] = {**dict.fromkeys(both[0], True), **dict.fromkeys(both[1], False)}
-    known = {op: {of: fields[of].is_required for of in fields} for op, fields in OPERATIONS.items()}
+    known = {
+        op: {key: fields[key].is_required for key in fields} for op, fields in OPERATIONS.items()
+    }
     assert documented == known
     codes = {int(code) for code in re.findall(r"\b(?:1|4)\d\d\d\b", section("Close codes"))}
     names = ("UNSUPPORTED", "NOT_ALLOWED", "TOO_SLOW", "TOO_MANY", "TRY_AGAIN_LATER")

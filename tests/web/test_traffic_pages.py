@@ -82,7 +82,7 @@ def test_a_topic_is_shown_by_window_and_by_sender(viewer: Client):
     assert (found["total"]["count"], found["total"]["bytes"]) == (100, 30)
     senders = [(each["sender"], each["count"]) for each in found["senders"]]
     assert senders == [("two", 90), ("one", 10)]
-    windows = [(at, each["count"]) for at, each in found["windows"]]
+    windows = [(start, each["count"]) for start, each in found["windows"]]
     assert windows == [(begin(10, 3), 60), (begin(10, 1), 40)]
     for name in ("", "A*", "x" * 101):
         for address in (TOPIC, FIGURES):

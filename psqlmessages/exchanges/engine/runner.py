@@ -31,6 +31,9 @@ from psqlmessages.retry import Backoff, RateLimitedLogger, error_line, wait_for_
 
 logger = logging.getLogger("psqlmessages")
 
+# A failed element is available again after at most 300 s: see messages._roll_back_elements.
+_MAX_RETRY_SECONDS = 330
+
 
 class ExchangeLog:
     """Counts the results of the consumers of an exchange, and logs their errors.
@@ -45,6 +48,13 @@ class ExchangeLog:
         self._counters = counters
         self._log = RateLimitedLogger(logger)
         self.may_lack_rules = True
+        self._has_error = False
+        self._elements_fail_until = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last attempt ended with an error, or with elements that will be retried."""
+        return self._has_error or monotonic() < self._elements_fail_until
 
     def _queue_name(self, destination: int) -> str:
         if destination == FALLBACK_DESTINATION:
@@ -53,6 +63,9 @@ class ExchangeLog:
 
     def on_batch_finished(self, batch: RoutedBatch, seconds: float) -> None:
         """Count the outcomes of a batch, and log its errors."""
+        self._has_error = False
+        # Without elements that fail again within this time, their failures are over.
+        self._elements_fail_until = monotonic() + _MAX_RETRY_SECONDS if batch.failed else 0.0
         for outcome, (number, selector_seconds) in batch.count_outcomes().items():
             self._counters.add_elements(outcome, number, seconds, selector_seconds)
         for destination, number in batch.count_copies().items():
@@ -82,9 +95,14 @@ class ExchangeLog:
                 self._name, self._queue_name(error.destination), error.reason,
             )  # fmt: skip
 
+    def on_queue_empty(self) -> None:
+        """Record that a consumer found no elements, without an error."""
+        self._has_error = False
+
     def on_error(self, error: Exception) -> None:
         """Count and log an error after which a consumer waits; with a traceback if it is a bug."""
         self._counters.waits += 1
+        self._has_error = True
         self.may_lack_rules |= isinstance(error, NotAuthorized)
         is_bug = not isinstance(error, MessagesError | psycopg.Error)
         text = error_line(error)
@@ -276,6 +294,7 @@ class ExchangeConsumer:
                 self._runner.on_elements_found()
             else:
                 self._single_count = 0
+                self._log.on_queue_empty()
                 await self._runner.wait_for_work(wakeups)
         except Exception as error:  # noqa: BLE001 - logged and counted; the other consumers continue
             await self._on_error(error)

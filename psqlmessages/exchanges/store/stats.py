@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
@@ -27,6 +27,7 @@ _MERGE_WRITES: Final = 1800
 _KEY_FIELDS: Final = ("exchange", "worker", "outcome", "destination")
 _VALUE_FIELDS: Final = (
     "count", "seconds", "buckets", "selector_seconds", "seen_at", "missing_rules",
+    "failing_since",
 )  # fmt: skip
 
 
@@ -39,11 +40,20 @@ class CounterStore:
         self.worker = uuid4()
         # The keys are primary keys of exchanges. Missing rules are texts.
         self.counters: dict[int, ExchangeCounters] = {}
-        self.missing_rules: dict[int, list[str]] = {}
+        self._missing_rules: dict[int, list[str]] = {}
+        self._failing_since: dict[int, datetime] = {}
 
     def of(self, exchange_id: int) -> ExchangeCounters:
         """Return the counters of an exchange."""
         return self.counters.setdefault(exchange_id, ExchangeCounters())
+
+    def set_state(self, exchange_id: int, missing_rules: list[str], *, is_failing: bool) -> None:
+        """Set the missing rules of an exchange, and whether it fails; remember since when."""
+        self._missing_rules[exchange_id] = missing_rules
+        if missing_rules or is_failing:
+            self._failing_since.setdefault(exchange_id, datetime.now(UTC))
+        else:
+            self._failing_since.pop(exchange_id, None)
 
     @property
     def elements(self) -> int:
@@ -73,7 +83,8 @@ class CounterStore:
                 buckets=list(counter.buckets),
                 selector_seconds=counter.selector_seconds,
                 seen_at=Now(),
-                missing_rules=self.missing_rules.get(key, []) if outcome == Outcome.OK else [],
+                missing_rules=self._missing_rules.get(key, []) if outcome == Outcome.OK else [],
+                failing_since=self._failing_since.get(key) if outcome == Outcome.OK else None,
             )
             for key, counters in self.counters.items()
             for outcome, destination, counter in counters.list_unwritten(is_running=key in running)

@@ -177,7 +177,7 @@ class ExchangeWorker:
         if (running := self._running.pop(key, None)) is None:
             return None
         running.runner.stop()
-        self.counter_store.missing_rules.pop(key, None)
+        self.counter_store.set_state(key, [], is_failing=False)
         self._stopping_tasks.add(running.task)
         running.task.add_done_callback(self._stopping_tasks.discard)
         logger.info("exchange %s is stopping", running.definition.name)
@@ -188,6 +188,9 @@ class ExchangeWorker:
     async def _write_counters(self) -> None:
         if monotonic() < self._next_write_at:
             return
+        for key, running in self._running.items():
+            missing, is_failing = running.missing_rules.describe(), running.runner.log.is_failing
+            self.counter_store.set_state(key, missing, is_failing=is_failing)
         rows = self.counter_store.list_rows(self._running.keys())
         self.counter_store.mark_written(await _run_in_thread(self.counter_store.write, rows))
         self._next_write_at = monotonic() + WRITE_SECONDS
@@ -201,14 +204,12 @@ class ExchangeWorker:
             finally:
                 connections.close_all()
 
-        for key, running in list(self._running.items()):
+        for running in list(self._running.values()):
             may_lack_rules = running.runner.log.may_lack_rules or running.missing_rules.rules
             if self._stopping.is_set() or not (may_lack_rules and running.missing_rules.is_due):
                 continue
             running.runner.log.may_lack_rules = False
             await asyncio.to_thread(check, running)
-            if self._running.get(key) is running:
-                self.counter_store.missing_rules[key] = running.missing_rules.describe()
 
 
 async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -146,7 +146,7 @@ def test_a_crash_brings_little_again(queues: World, writer: Node, server: Tested
     writer.push_many("Q", range(1, 151))
     died = run_python("-c", TWENTY_MS_EACH, server.url("user2"))
     assert died.returncode == 9, died.stderr
-    begun_at = {int(body): float(at) for body, at in map(str.split, died.stdout.splitlines())}
+    begun_at = {int(body): float(time) for body, time in map(str.split, died.stdout.splitlines())}
     assert set(begun_at) == set(range(1, 101))
     again = [int(body) for body in bodies(queues)]
     assert again == list(range(again[0], 151))

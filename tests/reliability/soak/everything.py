@@ -122,7 +122,7 @@ def compare_samples(samples: Sequence[tuple[float, Gauges]], warm_up: float) -> 
     for name in sorted(last):
         bounds = [(share, more) for begins, share, more in BOUNDS if name.startswith(begins)]
         if bounds:
-            initial = next(seen[name] for at, seen in samples if name in seen and at >= warm_up)
+            initial = next(seen[name] for time, seen in samples if name in seen and time >= warm_up)
             before = first.get(name, initial if name.startswith("memory") else 0)
             share, more = bounds[0]
             changes.append(Change(name, before, last[name], before * (1 + share) + more))
@@ -131,8 +131,8 @@ def compare_samples(samples: Sequence[tuple[float, Gauges]], warm_up: float) -> 
 
 def _maximum(samples: Sequence[tuple[float, Gauges]], since: float, until: float) -> Gauges:
     maximum: Gauges = {}
-    for at, gauges in samples:
-        if since <= at <= until:
+    for time, gauges in samples:
+        if since <= time <= until:
             maximum |= {name: max(value, maximum.get(name, 0)) for name, value in gauges.items()}
     return maximum
 

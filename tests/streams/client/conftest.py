@@ -15,12 +15,10 @@ __all__ = ["long_closing"]
 
 RULES = (
     # A topic that no rule names goes with its last subscription and message.
-    "user1 WRITER Topic NEWS W 60",
-    *(f"user1 WRITER Topic NEWS.{number} W 60" for number in range(8)),
-    "user1 WRITER Topic NEWS* W 60",
-    "user1 WRITER Topic BOTH RW 60",
+    "user1 WRITER Topic NEWS W 60", *(f"user1 WRITER Topic NEWS.{n} W 60" for n in range(8)),
+    "user1 WRITER Topic NEWS* W 60", "user1 WRITER Topic BOTH RW 60",
     "user2 READER Topic NEWS* R 60",
-)
+)  # fmt: skip
 SOON = timedelta(seconds=60)
 # Nothing is found by looking again within a test.
 NO_POLLING = Options(stream_poll_interval=timedelta(hours=1))

@@ -1,7 +1,7 @@
 /** Exchanges: queues and exchanges with their rates, as a graph and as tables. */
 
 import { byId, setText, show } from "./dom.js";
-import { count, rate, UNKNOWN } from "./format.js";
+import { clock, count, elapsed, rate, UNKNOWN } from "./format.js";
 import { Graph } from "./graph_draw.js";
 import { gettext, ngettext } from "./i18n.js";
 import { settings, start } from "./page.js";
@@ -57,11 +57,12 @@ const graph = new Graph(byId("graph"));
 const rates = new Rates();
 const tables = Object.fromEntries(["exchanges", "copies", "queues"].map((name) => [name, new Table(byId(name))]));
 let home = "default";
+let now = 0;
 
 start(
   null,
   (frame) => {
-    home = frame.home;
+    ({ home, now } = frame);
     rates.update(frame);
     const edges = frame.exchanges.flatMap(edgesOf);
     showCounts(frame);
@@ -99,9 +100,11 @@ function exchangeNode(exchange) {
   const state = stateOf(exchange);
   const takeRate = takeRateOf(exchange);
   const isBlocked = exchange.missing_rules.length > 0;
-  const isIdle = !exchange.is_running || !exchange.workers || isBlocked;
-  // The state text of a blocked exchange is too long for the box in the graph.
-  const idleNote = isBlocked ? gettext("blocked") : state;
+  const isFailing = exchange.failing_since !== null;
+  const isIdle = !exchange.is_running || !exchange.workers || isBlocked || isFailing;
+  // These state texts are too long for the box in the graph.
+  const failure = isBlocked ? gettext("blocked") : gettext("failing");
+  const idleNote = isBlocked || isFailing ? failure : state;
   const note = isIdle ? idleNote : perSecond(takeRate);
   return {
     id: exchangeId(exchange), kind: "exchange", name: exchange.name, note,
@@ -179,14 +182,23 @@ function pageUrl(pattern, id) {
   return pattern && id !== null ? pattern.replace(/\b0\b/, id) : "";
 }
 
-function stateOf({ is_running: isRunning, workers, missing_rules: missingRules }) {
+function stateOf(exchange) {
+  const { is_running: isRunning, workers, missing_rules: missingRules, failing_since: since } = exchange;
   if (!isRunning) return gettext("stopped");
+  const times = since === null ? null : { time: clock(since), retry: retryText(exchange) };
   if (missingRules.length) {
     const rules = missingRules.map((rule) => gettext("missing rule in {rule}", { rule })).join(" ");
-    return gettext("blocked: {rules}", { rules });
+    return times ? gettext("blocked since {time}, {retry}: {rules}", { ...times, rules }) : gettext("blocked: {rules}", { rules });
   }
+  if (times) return gettext("failing since {time}, {retry}: read the logs of its processes", times);
   if (workers === 0) return gettext("no process");
   return ngettext("{number} process", "{number} processes", workers, { number: count(workers) });
+}
+
+/** When elements are tried again: failed ones after a pause of up to 5 min, others within 5 s. */
+function retryText({ next_try_at: nextTryAt, source }) {
+  if (nextTryAt !== null) return gettext("next try in {time}", { time: elapsed(Math.max(0, nextTryAt - now)) });
+  return source[0] === home ? gettext("next try within 5 s") : gettext("next try within 5 min");
 }
 
 const perSecond = (speed) => (speed === null ? gettext("measuring") : `${rate(speed)}/s`);
