@@ -152,7 +152,7 @@ def take_monitor(page: Page) -> None:
 # Pages that are not live.
 OTHER_PAGES = {
     "rules": ("/admin/psqlmessages/auth/", 800, "#result_list tr"),
-    "admin-topic": ("/admin/psqlmessages/topic/", 1000, "[data-topic] dd"),
+    "admin-topic": ("/admin/psqlmessages/topic/", 1000, "[data-topic] .status"),
     "admin-queues": ("/admin/psqlmessages/queue/", 640, "#result_list tr"),
     "stored": ("/monitor/stored/?topic=SHIPMENTS", 640, ".tail li"),
     "api": ("/api/docs", 800, ".opblock"),
