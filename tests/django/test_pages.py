@@ -90,12 +90,10 @@ import {modules}
 def sdist(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     names = ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
-    ignored = shutil.ignore_patterns(*names)
-    shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*names))
     build = "import setuptools.build_meta as b; print(b.build_sdist('..'))"
     run = [sys.executable, "-W", "ignore", "-c", build]
-    name = subprocess.check_output(run, cwd=folder / "source", text=True).split()[-1]
-    return folder / name
+    return folder / subprocess.check_output(run, cwd=folder / "source", text=True).split()[-1]
 
 
 @pytest.fixture(scope="module")

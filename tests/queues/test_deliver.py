@@ -140,8 +140,7 @@ def test_no_route_without_a_rule_accepts_only_unchanged_elements(exchange: Excha
 @pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
 def test_without_a_rule_an_element_is_put_aside_once(exchange: Exchange, queues: tuple[str, str]):
     id_ = exchange.queue.push("x")
-    refused = exchange.answer([id_], [{"of": id_, "to": queue} for queue in queues])
-    assert refused["Err"] == "58"
+    assert exchange.answer([id_], [{"of": id_, "to": queue} for queue in queues])["Err"] == "58"
     done = exchange.deliver([id_], [{"of": ref, "to": queues[0]} for ref in (id_, f"0{id_}")])
     assert done == {"Lost": [], "Refused": []}
     assert exchange.queue.pop(5, "__no_route__") == ["x"]

@@ -176,15 +176,13 @@ def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader):
     subscriber.got("SUB", "T")
     subscriber.payloads()
     loader.publish(0, 4, loader.stage("a", "b"), loader.stage(('"c"', "json", None, None), "d"))
-    rows = subscriber.read("SUB", "T")
-    found = [(row.payload, row.enc) for row in rows]
+    found = [(row.payload, row.enc) for row in subscriber.read("SUB", "T")]
     assert found == [("a", None), ("b", None), ('"c"', "json"), ("d", None)]
     # As is a reader that waits for elements.
     loader.world.rules("user2 GET Queue Q R 1")
     subscriber.ok("queue_listen", "GET", "Q")
     loader.push(1, 1, loader.stage("a"))
-    told = [header["Evt"] for header in subscriber.headers()]
-    assert told == ["published", "pushed"]
+    assert [header["Evt"] for header in subscriber.headers()] == ["published", "pushed"]
 
 
 def test_readers_wait_for_a_batch_that_is_being_committed(loader: Loader):

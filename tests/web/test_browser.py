@@ -388,8 +388,7 @@ def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_pa
 
 
 def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, world: World):
-    rule = f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60"
-    world.rules(rule)
+    world.rules(f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60")
     for name in ("ann", "bob"):
         site.user(name, idents=[f"chat/{name}/*"])
     ann, bob = visitors("ann"), visitors("bob")
@@ -422,8 +421,7 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     node.ok("topic_listen", HOSTILE)
     node.connection.execute("SELECT messages.subscribe(%s, %s, 600)", [HOSTILE, HOSTILE])
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{'x' * 200}'", "d" * 100)
-    worker = world.program("user1")
-    worker.connection.execute(
+    world.program("user1").connection.execute(
         "SELECT messages.push('W', %s, %s, headers => %s)",
         [HOSTILE, HOSTILE + "y" * 5000, f'{{"{HOSTILE}": "{HOSTILE}"}}'],
     )

@@ -134,8 +134,7 @@ def test_the_busiest_queues_have_metrics_of_sizes_and_counters(counting: Site, w
     worker.ok("push_many", "W", name, ["a", "b", "c", "d"])
     worker.connection.execute("SELECT messages.push('W', %s, 'e', delay => 3600)", [name])
     worker.query("SELECT count(*) FROM messages.pop('W', %s)", name)
-    lease = worker.query("SELECT lease FROM messages.reserve('W', %s)", name)
-    worker.ok("commit", "W", lease)
+    worker.ok("commit", "W", worker.query("SELECT lease FROM messages.reserve('W', %s)", name))
     worker.query("SELECT count(*) FROM messages.reserve('W', %s)", name)
     worker.ok("pause", "W", name)
     found = samples(counting)
@@ -143,8 +142,7 @@ def test_the_busiest_queues_have_metrics_of_sizes_and_counters(counting: Site, w
     assert sizes == [1, 1, 1]
     assert found["queue_paused", name] == 1
     names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
-    counted = [found[f"queue_{count}_total", name] for count in names]
-    assert counted == [5, 1, 2, 1, 0, 0]
+    assert [found[f"queue_{count}_total", name] for count in names] == [5, 1, 2, 1, 0, 0]
     for number in range(metrics.MAX_QUEUES + 5):
         worker.ok("push_many", "W", f"q{number:02}", ["x"] * (number + 6))
     text = counting.get("/metrics")[1]

@@ -66,7 +66,6 @@ def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, connect:
 
 
 TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
-TRUSTING = {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]}
 FORWARDED = {"headers": [(b"x-forwarded-proto", b"https")]}
 TLS = {"scheme": "wss"}
 ANY_HOST = {"ALLOWED_HOSTS": ["*"]}
@@ -90,7 +89,7 @@ ORIGINS = (
     ("site.example:443", TLS, "https://site.example", ""),
     ("site.example", {**TLS_PROXY, **FORWARDED}, "https://site.example", "http://site.example"),
     ("site.example", FORWARDED, "", "https://site.example"),
-    ("site.example", TRUSTING,
+    ("site.example", {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]},
      "https://app.example https://app.example:443 http://a.b.example.net:8000",
      "http://app.example https://sub.app.example http://a.example.net http://aexample.net:8000"),
 )  # fmt: skip

@@ -177,8 +177,7 @@ def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
     assert alice.event("reconnected")["Away"] >= 0
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "WEB.1")
-    other = relay.node("user2", "OTHER", notify="ROOM")
-    other.ok("topic_send", "ROOM", "still there?")
+    relay.node("user2", "OTHER", notify="ROOM").ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
     assert connect(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
 

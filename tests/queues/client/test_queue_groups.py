@@ -96,8 +96,7 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
             end_backend(queues, "READER")
         return leaves and element.body == "c"
 
-    counters = consume(handle, batch=3, **WHOLE_BATCH)
-    assert counters.lost_leases == 0
+    assert consume(handle, batch=3, **WHOLE_BATCH).lost_leases == 0
     assert bodies(queues) == (["c"] if leaves else [])
 
 
