@@ -88,15 +88,11 @@ async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode
         assert node._session._connection is None or node._session._connection.closed
         # The server may take a moment to notice that a session without deinit has ended.
         async with asyncio.timeout(60):
-            while not await is_free(new_async_node("NODE1")):
-                pass
-
-
-async def is_free(node: AsyncNode) -> bool:
-    with suppress(exceptions.IdentTaken):
-        async with node:
-            return True
-    return False
+            is_free = False
+            while not is_free:
+                with suppress(exceptions.IdentTaken):
+                    async with new_async_node("NODE1"):
+                        is_free = True
 
 
 @in_a_loop

@@ -146,8 +146,7 @@ def test_copies_go_to_another_database(wide_field: Field, runner: Runner):
 
 
 def test_idle_and_paused_exchanges_do_nothing_and_counts_stay(field: Field, runner: Runner):
-    refusing = {"queue": "c", "selector": "msg.headers.none == 1"}
-    field.define(x1={"src": "a", "dst": ["b", refusing]})
+    field.define(x1={"src": "a", "dst": ["b", {"queue": "c", "selector": "msg.headers.none == 1"}]})
     field.default.push("a", "first")
     field.default.query("SELECT messages.pause('W', 'a')")
     runner.define()

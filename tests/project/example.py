@@ -97,8 +97,7 @@ class Example:
 
 def copy_project(folder: Path) -> Path:
     for name in ("project", "psqlmessages", "static", "templates"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("manage.py", "Makefile"):
         shutil.copy(ROOT / name, folder)
     return folder

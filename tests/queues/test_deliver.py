@@ -89,11 +89,6 @@ def exchange(queue: Queue, request) -> Exchange:
     return Exchange(queue, is_brief=request.param)
 
 
-@pytest.fixture
-def brief(queue: Queue) -> Exchange:
-    return Exchange(queue, is_brief=True)
-
-
 def test_copies_are_pushed_and_the_element_is_removed(exchange: Exchange):
     id_ = exchange.queue.push("x", headers='{"h":1}', tries=3)
     exchange.queue.wait(queue="A")
@@ -177,9 +172,10 @@ def test_after_a_refused_copy_the_others_are_made_once(exchange: Exchange):
     assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
-def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Exchange):
-    brief.queue.limit(3)
-    brief.queue.push("x")
+def test_the_delay_grows_and_ends_with_the_dead_letters(queue: Queue):
+    brief = Exchange(queue, is_brief=True)
+    queue.limit(3)
+    queue.push("x")
     for seconds in (1, 2, 4):
         with brief.program.connection.transaction():
             (taken,) = brief.take()

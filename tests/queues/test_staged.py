@@ -201,8 +201,7 @@ def test_elements_have_their_headers_and_encoding(loader: Loader):
     loader.push(0, 2, loader.stage(("e30=", "b64", '{"lane": 1, "x-hop-count": 3}', None), "plain"))
     select = "SELECT body, enc, headers::json, hops, state FROM messages.queued ORDER BY id"
     first = ("e30=", "b64", {"lane": 1, "x-hop-count": 3}, 3, "available")
-    rows = loader.world.execute(select).fetchall()
-    assert rows == [first, ("plain", None, {}, 0, "available")]
+    assert loader.world.execute(select).fetchall() == [first, ("plain", None, {}, 0, "available")]
 
 
 def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loader):

@@ -92,8 +92,7 @@ async def measure(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> tuple
             await asyncio.to_thread(until, lambda: backoff.failures >= 2)
             proxy.heal()
             healed = monotonic()
-            detected = max(await asyncio.gather(waiting, returned))
-            return detected - stalled, monotonic() - healed
+            return max(await asyncio.gather(waiting, returned)) - stalled, monotonic() - healed
 
 
 NIGHTLY = [pytest.param(lost, marks=pytest.mark.nightly) for lost in ("requests", "all")]

@@ -219,8 +219,7 @@ def test_a_reader_is_cancelled_by_its_name(worker: Caller, caller: Callable[...,
     waiting = waits(worker, "orders", "slow")
     (listed,) = worker.call("GET", at("orders", "consumers")).json["consumers"]
     assert (listed["tid"], listed["ident"], listed["reserve"]) == ("slow", "worker", False)
-    other = caller("otto", "other")
-    assert other.call("DELETE", at("orders", "consumer", "slow")).status == 404
+    assert caller("otto", "other").call("DELETE", at("orders", "consumer", "slow")).status == 404
     assert worker.take("orders", tid="slow", to=1).status == 409
     assert worker.call("DELETE", at("orders", "consumer", "slow")).status == 204
     assert waiting.result(30).status == 410

@@ -113,8 +113,7 @@ def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(admin: Admin, 
     assert (queue.name, queue.max_tries) == ("fresh", 5)
     # Readers wait on its channel.
     assert worker.ok("queue_listen", "W", "fresh")["Channel"] == queue.channel != ""
-    page = admin.send(admin.open(f"{QUEUES}add/"), "Save", name="fresh")
-    assert "already exists" in page.text
+    assert "already exists" in admin.send(admin.open(f"{QUEUES}add/"), "Save", name="fresh").text
     # The channel is secret.
     assert queue.channel not in admin.open(QUEUES).html + admin.open(queue_page("fresh")).html
 

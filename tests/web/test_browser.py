@@ -583,8 +583,7 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     with sent.expect_websocket() as opened:
         sent.goto(page_of(models.Topic.objects.get(name="T")))
     expect(sent.locator("section[data-topic] .is-live")).to_have_text("live")
-    sender = world.node("user1", "SENDER", listen="T", notify="T")
-    sender.ok("topic_send_many", "T", ["x"] * 1000)
+    world.node("user1", "SENDER", listen="T", notify="T").ok("topic_send_many", "T", ["x"] * 1000)
     rate = sent.locator("section[data-topic] .now")
     expect(rate).to_have_text(re.compile("^[1-9]"))
     with database_away(server):

@@ -43,12 +43,6 @@ def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     delete_all()
 
 
-@pytest.fixture
-def now() -> int:
-    """The start of this minute."""
-    return int(time.time()) // 60 * 60
-
-
 def delete_all() -> None:
     for model in (HistoryPeriod, QueueMinute, TopicMinute):
         model.objects.all().delete()
@@ -70,7 +64,8 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     return writer
 
 
-def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World, now: int):
+def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World):
+    now = int(time.time()) // 60 * 60
     rules = ("user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60")
     database.rules(MONITOR_RULE, *rules)
     database.node("user2", "L", listen="T")
@@ -86,8 +81,7 @@ def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database:
         sender.ok("topic_send_many", "T", ["body"] * 10)
         worker.ok("push_many", "W", "jobs", ["x"] * 9)
         worker.elements("pop", "W", "jobs", 2)
-        taken = worker.elements("reserve", "W", "jobs", 3)
-        worker.ok("commit", "W", *[row.lease for row in taken])
+        worker.ok("commit", "W", *[row.lease for row in worker.elements("reserve", "W", "jobs", 3)])
         # An answer arrives after the notifications that were sent before the call.
         topics = writer._topics
         while topics._counts.get("T") != [10, 40]:

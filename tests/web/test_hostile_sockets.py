@@ -267,8 +267,7 @@ def test_an_endless_message_closes_with_1009(enter: Enter, tight: Site, attack: 
         attacker = attack(tight)
         attacker.open(tight, cookie)
         parts = frame(Opcode.CONT, part, is_last=False) * 1000
-        case = f"an endless message of {described} fragments"
-        with beside(tight, enter, case) as (other, found):
+        with beside(tight, enter, f"an endless message of {described} fragments") as (other, found):
             attacker.send(frame(Opcode.TEXT, part, is_last=False))
             found["fragments_sent"] = 1000 * flood(attacker, other, parts)
             found["closed_with"] = attacker.closed()

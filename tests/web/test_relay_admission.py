@@ -215,21 +215,16 @@ def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visi
     assert alice.error("init", ident="web.alice")[0] == 5
 
 
-@pytest.fixture
-def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path) -> Site:
-    """A site with sessions in files, which also authenticates inactive users."""
+def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
+    new_site: Callable[..., Site], enter: Enter, settings: Settings, tmp_path: Path
+):
     settings.SESSION_ENGINE = "tests.web.frail_sessions"
     settings.SESSION_FILE_PATH = str(tmp_path)
-    return new_site(
+    frail_site = new_site(
         SESSION_ENGINE=settings.SESSION_ENGINE, SESSION_FILE_PATH=str(tmp_path),
         AUTHENTICATION_BACKENDS=["django.contrib.auth.backends.AllowAllUsersModelBackend"],
         PATCHED={"psqlmessages.relay.revalidation.MAX_UNCHECKED_SECONDS": 2},
     )  # fmt: skip
-
-
-def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
-    frail_site: Site, enter: Enter, settings: Settings, tmp_path: Path
-):
     frail_site.user("carol", is_active=False)
     with closing(Visitor(frail_site, cookie=frail_site.login("carol"))) as inactive:
         assert inactive.closed() == LOG_IN, "whatever the backend says"

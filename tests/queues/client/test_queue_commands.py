@@ -142,16 +142,14 @@ def test_the_queues_that_one_may_use_are_listed(run: Run, queues: World):
     }  # fmt: skip
     head, row = run("queue", "list").stdout.splitlines()
     assert head.split() == [
-        "queue", "puts", "gets", "reserves", "commits", "rollbacks", "dead", "letters",
-        "removes",
+        "queue", "puts", "gets", "reserves", "commits", "rollbacks", "dead", "letters", "removes",
     ]  # fmt: skip
     assert row.split() == ["Q", "2", "1", "0", "0", "0", "0", "0"]
 
 
 def test_a_queue_is_configured_and_removed(run: Run, queues: World):
     queues.rules("user2 ADMIN Queue Q A 1")
-    configure = ("queue", "configure", "ADMIN", "Q", "--max-tries", "1")
-    assert run(*configure).stdout.splitlines() == [
+    assert run("queue", "configure", "ADMIN", "Q", "--max-tries", "1").stdout.splitlines() == [
         "max tries          1", "dead-letter queue  __deadletter__", "key timeout        86400 s",
     ]  # fmt: skip
     queues.program("user1").ok("push", "WRITER", "Q", "a")

@@ -102,9 +102,8 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_lease_lost_before_a_retry_counts(
-    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch,
-    leaves: bool,
-):  # fmt: skip
+    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch, leaves: bool
+):
     writer.push_many("Q", ["a", "b"])
     failed = []
 
