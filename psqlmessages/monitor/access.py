@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from django.conf import settings
 VIEW_MONITOR: Final = "psqlmessages.view_monitor"
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 VIEW_ELEMENTS: Final = "psqlmessages.view_element"
+ACCESS_PERMISSIONS: Final = frozenset((VIEW_MONITOR, VIEW_BODIES))
 SEND_TEST_MESSAGES: Final = "psqlmessages.send_test_messages"
 # The permissions for the buttons on the admin's page of an exchange.
 START_EXCHANGE: Final = ("psqlmessages.change_exchange",)
@@ -28,10 +30,21 @@ class MonitorAccess:
 
 
 def load_access(user: Any) -> MonitorAccess:
-    """Read the permissions of a user; only active staff users with VIEW_MONITOR have any."""
-    if not (user.is_active and user.is_staff and user.has_perm(VIEW_MONITOR)):
+    """Read the permissions of a user in the monitor."""
+    is_staff = user.is_active and user.is_staff
+    return access_of(
+        user, {name for name in ACCESS_PERMISSIONS if is_staff and user.has_perm(name)}
+    )
+
+
+def access_of(user: Any, granted: Set[str]) -> MonitorAccess:
+    """Return the access of a user who has some of ACCESS_PERMISSIONS.
+
+    Only active staff users with VIEW_MONITOR have any access.
+    """
+    if not (user.is_active and user.is_staff and VIEW_MONITOR in granted):
         return MonitorAccess()
-    return MonitorAccess(can_view=True, can_view_bodies=user.has_perm(VIEW_BODIES))
+    return MonitorAccess(can_view=True, can_view_bodies=VIEW_BODIES in granted)
 
 
 def content_security_policy() -> str:

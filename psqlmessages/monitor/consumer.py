@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Set
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from psqlmessages.models.names import is_name
-from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, load_access
+from psqlmessages.monitor.access import (
+    ACCESS_PERMISSIONS,
+    VIEW_MONITOR,
+    MonitorAccess,
+    access_of,
+    load_access,
+)
 from psqlmessages.monitor.observer import get_observer
 from psqlmessages.monitor.topic_list import TopicQuery, parse_query
 from psqlmessages.monitor.viewer import Viewer
@@ -29,6 +36,8 @@ class MonitorConsumer(Socket):
     ``{"op":"watch","topic":…}``, ``{"op":"list","q":…,"sort":…,"page":…}`` for a page of the list,
     with optional fields, and ``{"op":"echo","n":…}`` after reading the frame with this number.
     """
+
+    permissions = ACCESS_PERMISSIONS
 
     def __init__(self) -> None:
         self._viewer: Viewer | None = None
@@ -84,9 +93,9 @@ class MonitorConsumer(Socket):
 
     # Called by CredentialMonitor of relay/revalidation.py
 
-    def permits(self, user: Any) -> bool:
+    def permits(self, user: Any, granted: Set[str]) -> bool:
         """Return whether the reloaded user may still view the monitor; called in a thread."""
-        self._access = load_access(user)
+        self._access = access_of(user, granted)
         if self._viewer is not None and self._access.can_view:
             # In the event loop, so that no frame is built with a mix of old and new permissions.
             self._loop.call_soon_threadsafe(self._viewer.set_access, self._access)

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-from django.contrib.auth import get_user_model
+from django.contrib.auth import get_backends, get_user_model
+from django.contrib.auth.backends import ModelBackend
+from django.contrib.auth.models import PermissionsMixin
 from django.core import signing
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.utils.crypto import constant_time_compare
@@ -75,6 +77,35 @@ def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
     # Use a digest of the session hash, because a token is signed but not encrypted.
     for auth_hash in chain([user.get_session_auth_hash()], user.get_session_auth_fallback_hash()):
         yield hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
+
+
+# Permissions of many users
+
+
+def permissions_of(users: Collection[Any], names: Collection[str]) -> dict[Any, set[str]]:
+    """Return which of these permissions each active user (primary key) has, with one query.
+
+    {} if other code than Django's ModelBackend decides about permissions: only ``has_perm`` knows.
+    """
+    model = get_user_model()
+    if getattr(model, "has_perm", None) is not PermissionsMixin.has_perm or any(
+        type(backend) is not ModelBackend for backend in get_backends()
+    ):
+        return {}
+    granted = {
+        user.pk: set(names) if user.is_superuser else set() for user in users if user.is_active
+    }
+    codenames = {name.partition(".")[2] for name in names}
+    direct, by_groups = (
+        model._default_manager.order_by()
+        .filter(**{"pk__in": granted, f"{path}__codename__in": codenames})
+        .values_list("pk", f"{path}__content_type__app_label", f"{path}__codename")
+        for path in ("user_permissions", "groups__permissions")
+    )
+    # One query, or a permission that moves from a user to a group might be seen at neither.
+    for user, app, codename in direct.union(by_groups):
+        granted[user] |= {f"{app}.{codename}"} & {*names}
+    return granted
 
 
 # Identities: the nodes that a web user may act as, from the rows of WebIdentity.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from django.conf import settings
@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from psqlmessages import health
 from psqlmessages.client.connection import is_readable
-from psqlmessages.relay.auth import idents_of, matches_any
+from psqlmessages.relay.auth import idents_of, matches_any, permissions_of
 from psqlmessages.retry import RateLimitedLogger
 
 CHECK_INTERVAL_SECONDS: Final = 0.5
@@ -51,11 +51,17 @@ class MonitoredSocket:
 
     __slots__ = ()
 
+    # The permissions that ``permits`` checks.
+    permissions: ClassVar[frozenset[str]] = frozenset()
+
     credentials: Credentials
     ident: str | None
 
-    def permits(self, user: Any) -> bool:
-        """Return whether the user, just loaded, may still use the WebSocket; runs in a thread."""
+    def permits(self, user: Any, granted: Set[str]) -> bool:
+        """Return whether the user, just loaded, may still use the WebSocket; runs in a thread.
+
+        ``granted``: which of the ``permissions`` the user has.
+        """
         return True
 
     def on_access_revoked(self, reason: str) -> None:
@@ -161,18 +167,26 @@ class CredentialMonitor:
 
 
 def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
-    """Check WebSockets with up to four queries, and a load of each session outside the database."""
+    """Check WebSockets with up to five queries.
+
+    Each session outside the database is loaded separately, and so are the permissions of each user
+    if the project has other permission backends than Django's ModelBackend.
+    """
     # Read the idents before the users. If a user is deleted in between, the WebSocket closes. In
     # the other order, the WebSocket would only lose its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
     all_credentials = [credentials for _, credentials, _ in subjects]
     users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
     sessions = _open_sessions(all_credentials)
+    checked = {credentials.user for socket, credentials, _ in subjects if socket.permissions}
+    names = frozenset().union(*(socket.permissions for socket, *_ in subjects))
+    granted = permissions_of([users[user] for user in checked if user in users], names)
     results = []
     for socket, credentials, ident in subjects:
         is_logged_out = credentials.session is not None and credentials.session not in sessions
         try:
-            reason = _find_reason(socket, credentials, users.get(credentials.user), is_logged_out)
+            user = users.get(credentials.user)
+            reason = _find_reason(socket, credentials, user, granted, is_logged_out)
         except DatabaseError:
             raise
         except Exception as error:  # noqa: BLE001 - logged; the others are still checked
@@ -184,7 +198,11 @@ def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
 
 
 def _find_reason(
-    socket: MonitoredSocket, credentials: Credentials, user: Any, is_logged_out: bool
+    socket: MonitoredSocket,
+    credentials: Credentials,
+    user: Any,
+    granted: Mapping[Any, Set[str]],
+    is_logged_out: bool,
 ) -> str:
     """Return the reason to close a WebSocket, "" if there is none."""
     if is_logged_out:
@@ -195,7 +213,10 @@ def _find_reason(
         return "the user is no longer active"
     if user.get_session_auth_hash() != credentials.auth_hash:
         return "the password was changed"
-    return "" if socket.permits(user) else "the user no longer has permission"
+    permissions = granted.get(user.pk)
+    if permissions is None:
+        permissions = {name for name in socket.permissions if user.has_perm(name)}
+    return "" if socket.permits(user, permissions) else "the user no longer has permission"
 
 
 def _open_sessions(credentials: list[Credentials]) -> set[str]:

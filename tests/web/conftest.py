@@ -75,10 +75,7 @@ def sites(server: TestedServer, tmp_path_factory, pytestconfig) -> Iterator[Site
 
 @pytest.fixture
 def new_site(sites: Sites, world: World, django_db_blocker) -> Iterator[Callable[..., Site]]:
-    """Start a site with Django settings, as in `new_site(PSQLMESSAGES={…})`.
-
-    The test may use Django's models; users are deleted at the end.
-    """
+    """Start a site with Django settings, as in `new_site(PSQLMESSAGES={…})`; delete its users."""
     sites.of_this_test.clear()
     with django_db_blocker.unblock():
         yield sites.get

@@ -54,10 +54,7 @@ def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJ
 
 
 def count(exchange: Exchange, *rows: tuple[str, int, int], **routed: Any) -> None:
-    """Write what two processes counted, of which one is gone: outcome, destination and number.
-
-    `routed`: more fields of the rows of the outcome OK.
-    """
+    """Write rows of two processes, one of them gone; `routed`: more fields of those with OK."""
     for seen_at in ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
         given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen_at}
         for outcome, to, number in rows:

@@ -43,10 +43,7 @@ SERVERS = {
 
 
 class Site:
-    """A server process; `given` are Django settings that differ from the example project's.
-
-    SERVER is one of `SERVERS`, by default Daphne.
-    """
+    """A server process; `given` are Django settings, and SERVER, one of `SERVERS`."""
 
     def __init__(self, server: TestedServer, folder: Path, given: Mapping[str, Any]) -> None:
         self._server = server

@@ -43,10 +43,10 @@ REFUSED = ("/monitor/topics/?name=T", f"{RULES}?q=T")
 def chief(site: Site) -> Iterator[User]:
     """A superuser, and no counts of earlier tests."""
     counts = models.Traffic, models.PipelineJob, models.HistoryPeriod, models.TopicMinute
-    for model in counts:
+    for model in (*counts, models.QueueMinute):
         model.objects.all().delete()
     yield site.user("chief", is_staff=True, is_superuser=True)
-    for model in counts:
+    for model in (*counts, models.QueueMinute):
         model.objects.all().delete()
 
 
@@ -126,25 +126,39 @@ def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World)
     expect(page.locator('th[aria-sort="descending"]')).to_have_text("Listeners")
 
 
-def test_the_page_of_a_topic_sends_filters_and_shades_uncounted_times(
-    visitors: Visitors, world: World
-):
+# The sums and the number of lines of a chart.
+CHARTS = {"topics/T": ("1,234 messages, 5.7 kB", 2), "queues/Q": ("12 in, 7 out, 3 removed", 4)}
+
+
+def test_the_history_is_drawn_and_uncounted_times_are_shaded(visitors: Visitors, world: World):
+    world.rules("user1 W Queue Q RW 60")
+    world.program("user1").ok("push", "W", "Q", "x")
+    now = timezone.now().replace(second=0, microsecond=0)
+    start, end = (now - timedelta(minutes=back) for back in (30, 10))
+    for kind in "topic", "queue":
+        models.HistoryPeriod.objects.create(kind=kind, starts_at=start, ends_at=end, pid=1)
+    models.TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
+    models.QueueMinute.objects.create(
+        queue="Q", minute=start, puts=12, gets=7, removes=3, backlog=2
+    )
+    page = visitors("chief")
+    for name, (sums, lines) in CHARTS.items():
+        page.goto(f"/monitor/{name}/")
+        for length in ("7 days", "1 hour"):
+            page.get_by_role("button", name=length).click()
+            expect(page.locator("[aria-pressed=true]")).to_have_text(length)
+            expect(page.locator("#history-note")).to_have_text(sums)
+            expect(page.locator("#history .line")).to_have_count(lines)
+        # Before and after the period, in both panels.
+        expect(page.locator("#history .unknown")).to_have_count(4)
+
+
+def test_the_page_of_a_topic_sends_and_filters(visitors: Visitors, world: World):
     name = "L\u202eR"
     world.rules(MONITOR_RULE, f"user2 {name} Topic T R 60", f"{Server.owner} example Topic T W 60")
     reader = world.node("user2", name, listen="T")
     reader.got(name, "T", 3600)
-    now = timezone.now().replace(second=0, microsecond=0)
-    start, end = (now - timedelta(minutes=back) for back in (30, 10))
-    models.HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
-    models.TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
     page = live(visitors("chief", timezone_id="Asia/Tokyo"), "/monitor/topics/T/")
-    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
-    # Before and after the period, in both panels.
-    expect(page.locator("#history .unknown")).to_have_count(4)
-    week = page.get_by_role("button", name="7 days")
-    week.click()
-    expect(week).to_have_attribute("aria-pressed", "true")
-    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
     options = {"format": "json", "as": "stored"}
     sends = ("<b>one</b>", {}, "Sent"), ('{"two": 2, "in": [[3]]}', options, "Published")
     for body, chosen, done in sends:

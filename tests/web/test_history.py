@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -111,6 +112,27 @@ def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database:
     assert topic_end == queue_end >= now
     # The period ends with the last row.
     assert [each["periods"][0][1] for each in crashed] == [now - 240] * 2
+
+
+def test_rows_older_than_the_setting_are_deleted_and_zero_shows_no_chart(settings, now: int):
+    async def write() -> None:
+        async with await AsyncConnection.connect(direct_dsn(), autocommit=True) as connection:
+            await MinuteWriter().write_minute(connection, now)
+
+    tables = {TopicMinute: "minute", QueueMinute: "minute", HistoryPeriod: "ends_at"}
+    for days in (7, 1, 0):
+        settings.PSQLMESSAGES = {"NODE": "example", "HISTORY_DAYS": days}
+        page = logged_in("view_monitor").get("/monitor/topics/T/").text
+        assert ('id="history"' in page) == (days > 0)
+        delete_all()
+        times = [datetime.fromtimestamp(now - days * 86_400 + more, UTC) for more in (-60, 0, 60)]
+        for at in times:
+            TopicMinute.objects.create(topic="T", minute=at, messages=1, bytes=1)
+            QueueMinute.objects.create(queue="Q", minute=at, puts=1, gets=0, removes=0, backlog=1)
+            HistoryPeriod.objects.create(kind="topic", starts_at=times[0], ends_at=at, pid=1)
+        asyncio.run(write())
+        for model, column in tables.items():
+            assert sorted(model.objects.values_list(column, flat=True)) == times[1:], model
 
 
 def test_an_http_request_starts_the_writer(monkeypatch):

@@ -223,14 +223,8 @@ MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
 
 
 @pytest.mark.nightly
-def test_twenty_consoles_cost_less_than_three_times_as_much_as_one(
-    opened: Open, site: Site, pair: Pair
-):
-    """CPU time of the server process, with half of the consoles at the page of the busy topic.
-
-    Each console has a user of its own, whose permissions are checked twice a second: that is more
-    than half of the cost. On a quiet machine the factor is 2.1 to 2.4; on a busy one, below 2.
-    """
+def test_twenty_consoles_cost_at_most_twice_as_much_as_one(opened: Open, site: Site, pair: Pair):
+    """CPU time of the server process; half of the consoles, of 20 users, show the busy topic."""
     sender, _ = pair("BUSY")
     is_over, sent = Event(), [0]
 
@@ -245,7 +239,7 @@ def test_twenty_consoles_cost_less_than_three_times_as_much_as_one(
             while not is_over.is_set():
                 watcher.read()
 
-    shares, rates, consoles = {}, {}, []
+    shares, consoles = {}, []
     with ThreadPoolExecutor(21) as threads:
         threads.submit(send)
         for number in (1, 20):
@@ -253,14 +247,12 @@ def test_twenty_consoles_cost_less_than_three_times_as_much_as_one(
                 topic = "BUSY" if len(consoles) % 2 else None
                 consoles.append(opened(topic, user=f"watcher{len(consoles)}").live())
                 threads.submit(look, consoles[-1])
-            began, used, before = monotonic(), cpu_time.seconds(site.pid), sent[0]
+            used, before = cpu_time.seconds(site.pid), sent[0]
             is_over.wait(MEASURED_SECONDS)
-            elapsed = monotonic() - began
-            shares[number] = (cpu_time.seconds(site.pid) - used) / elapsed
-            rates[number] = (sent[0] - before) / elapsed
+            shares[number] = (cpu_time.seconds(site.pid) - used) / (sent[0] - before)
         is_over.set()
-    print(f"CPU of the server process by number of consoles: {shares}; messages/s: {rates}")
-    assert shares[20] < 3 * shares[1]
+    print(f"CPU seconds of the server process per message, by number of consoles: {shares}")
+    assert shares[20] <= 2 * shares[1]
 
 
 def test_malformed_or_too_many_requests_close_the_page(opened: Open):

@@ -6,18 +6,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
 from django.core import signing
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import Settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from psqlmessages.models import WebIdentity
+from psqlmessages.monitor.access import ACCESS_PERMISSIONS, VIEW_BODIES
 from psqlmessages.relay.asgi import has_allowed_origin
 from psqlmessages.relay.auth import read_token, token_for
+from psqlmessages.relay.revalidation import Credentials, find_revocations
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -238,3 +243,33 @@ def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch
     began = monotonic()
     assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
     assert monotonic() - began > 1
+
+
+# A user, the user's own permissions, those of the group, and those that the page gets.
+USERS: tuple[tuple[dict[str, bool], str, str, Any], ...] = (
+    ({}, "view_monitor view_bodies", "", ACCESS_PERMISSIONS),
+    ({}, "view_bodies", "view_monitor view_auth", ACCESS_PERMISSIONS),
+    ({}, "view_auth", "view_bodies", {VIEW_BODIES}),
+    ({"is_superuser": True}, "", "", ACCESS_PERMISSIONS),
+    ({"is_superuser": True, "is_active": False}, "view_monitor", "view_monitor", None),
+)
+
+
+@pytest.mark.usefixtures("database")
+def test_one_query_reads_the_permissions_of_all_pages_as_has_perm_does(settings: Settings):
+    subjects = []
+    for number, (fields, own, of_group, _) in enumerate(USERS):
+        user = User.objects.create_user(f"user{number}", **fields)
+        group = user.groups.create(name=user.username)
+        for granting, names in ((user.user_permissions, own), (group.permissions, of_group)):
+            granting.set(Permission.objects.filter(codename__in=names.split()))
+        credentials = Credentials(user.pk, user.get_session_auth_hash())
+        subjects.append((Mock(permissions=ACCESS_PERMISSIONS), credentials, None))
+    # Other backends decide for each user: one query reads the users, six their permissions.
+    for backend, number in (("ModelBackend", 2), ("AllowAllUsersModelBackend", 1 + 3 * 2)):
+        settings.AUTHENTICATION_BACKENDS = [f"django.contrib.auth.backends.{backend}"]
+        with CaptureQueriesContext(connection) as queries:
+            find_revocations(subjects)
+        calls = [page.permits.call_args for page, *_ in subjects]
+        assert [call and call.args[1] for call in calls] == [each[3] for each in USERS]
+        assert len(queries) == number
