@@ -30,11 +30,10 @@ from psqlmessages import checks
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.conf import Settings
 from tests.conftest import TestedServer
-from tests.django.processes import environment, run_python
+from tests.django.processes import ROOT, environment, run_python
 from tests.django.waiting import wait_until
 from tests.web.browser import LIVE, chromium
 
-ROOT = Path(__file__).parents[2]
 PAGES = (
     "tutorial", "how-to/install", "how-to/rules-in-code", "how-to/test-handlers",
     "how-to/scale-workers", "reference/django", "explanation/failures", "how-to/monitor",

@@ -44,6 +44,12 @@ def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     delete_all()
 
 
+@pytest.fixture
+def now() -> int:
+    """The start of this minute."""
+    return int(time.time()) // 60 * 60
+
+
 def delete_all() -> None:
     for model in (HistoryPeriod, QueueMinute, TopicMinute):
         model.objects.all().delete()
@@ -65,8 +71,7 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     return writer
 
 
-def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World):
-    now = int(time.time()) // 60 * 60
+def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database: World, now: int):
     rules = ("user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60")
     database.rules(MONITOR_RULE, *rules)
     database.node("user2", "L", listen="T")

@@ -21,9 +21,8 @@ from psqlmessages.relay import socket
 from psqlmessages.relay.protocol import OPERATIONS, InvalidFrame, format_answer, parse_frame
 from tests.sql.conftest import World
 from tests.web.site import Site
-from tests.web.sockets import Visitor
+from tests.web.sockets import Enter, Visitor
 
-Enter = Callable[..., Visitor]
 DOCS = Path(__file__).parents[2] / "docs"
 RELAY = (DOCS / "reference/relay.md").read_text()
 

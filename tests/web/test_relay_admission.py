@@ -25,13 +25,11 @@ from psqlmessages.relay.auth import read_token, token_for
 from psqlmessages.relay.revalidation import Credentials, find_revocations
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
-from tests.web.sockets import Visitor
+from tests.web.sockets import Enter, Visitor
 
 HOUR = timedelta(hours=1)
 BAD_TOKEN = (4401, "the token is altered, no longer valid, or a token for REST")
 LOG_IN = (4401, "log in first")
-
-Enter = Callable[..., Visitor]
 
 
 def status(connect: Enter, **given: Any) -> int:

@@ -24,9 +24,7 @@ from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web.receivers import in_loop
 from tests.web.site import Site
-from tests.web.sockets import Visitor
-
-Enter = Callable[..., Visitor]
+from tests.web.sockets import Enter, Visitor
 
 # The smallest values of the settings.
 TIGHT = {
