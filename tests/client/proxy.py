@@ -13,7 +13,7 @@ from typing import Literal
 # What a stalled network loses: requests of clients, answers of servers, or both.
 Lost = Literal["requests", "answers", "all"]
 # Linux: a socket in repair mode is closed without a packet to the other end.
-_TCP_REPAIR = 19
+TCP_REPAIR = 19
 _SECONDS = 60
 
 
@@ -85,7 +85,7 @@ class Proxy:
 
     def _leave_silently(self) -> None:
         for server in self._servers:
-            server.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
+            server.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
         for one in (*self._servers, *self._clients):
             one.close()
         self._servers.clear()

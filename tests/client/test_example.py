@@ -5,15 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.conftest import TestedServer
+from tests.django.processes import ROOT
 from tests.django.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/client.md").read_text()
 PROGRAMS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

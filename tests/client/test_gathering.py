@@ -159,8 +159,7 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed
     published = gathering.execute("SELECT id, payload FROM psqlmessages_streammessage ORDER BY id")
     tasks.outcome.compare("publish", published.fetchall())
     for function in "push", "push with a key":
-        rows = gathering.execute(ELEMENTS, (f"N{function}.*",)).fetchall()
-        tasks.outcome.compare(function, rows)
+        tasks.outcome.compare(function, gathering.execute(ELEMENTS, (f"N{function}.*",)).fetchall())
     left = {body for _, body in gathering.execute(ELEMENTS, ("NLEASED",))}
     removed = [(n, body) for n, body in enumerate(bodies[::-1]) if body not in left]
     tasks.outcome.compare("commit", removed)

@@ -227,7 +227,8 @@ async def test_coroutines_that_do_not_end_are_cancelled(new_async_node: Any):
 
 
 def test_a_handler_may_close_its_node(new_node: NewNode, handling: Handling):
-    node1, node2 = listening(new_node, "ORDERS")
+    # An AsyncNode that a thread closes waits for that handler too.
+    node1, node2 = listening(new_node, "ORDERS", stop_timeout=timedelta(seconds=2))
     node2.on_topic("ORDERS")(handling.handle)
     node2.on_rpc(lambda message: node2.close())
     with running(node2):

@@ -334,8 +334,7 @@ def test_no_function_has_a_fault(database: Database):
 
 def test_the_public_functions_and_views_are_those_of_the_grants(database: Database):
     names = f"SELECT array_agg(proname::text) FROM ({FUNCTIONS}) AS f WHERE NOT is_private"
-    public = value(database, names)
-    assert {*public, *VIEWS, *TABLES} == GRANTED
+    assert {*value(database, names), *VIEWS, *TABLES} == GRANTED
 
 
 @pytest.mark.django_db

@@ -144,23 +144,19 @@ def rule(**fields: Any) -> RuleEntry:
     return RuleEntry(**{**RULE, **fields})
 
 
-@pytest.fixture
-def written(shop: World, tmp_path: Path) -> Path:
-    """A file with a new rule, a changed one, and an identity; of the rest it says nothing."""
-    User.objects.create_user("alice")
-    rules = (rule(ident="NEW"), changes.read_current().rules[0]._replace(timeout=7))
-    todo = document.Definitions(rules, (Identity("alice", None, "a.*"),))
-    file = tmp_path / "definitions.json"
-    file.write_text(document.write(todo))
-    return file
-
-
-def test_import_creates_the_objects_of_the_file_and_prints_them(shop: World, written: Path, capsys):
+def test_import_creates_the_objects_of_the_file_and_prints_them(
+    shop: World, tmp_path: Path, capsys
+):
     before = changes.read_current()
-    code, printed, summary = called(capsys, "definitions", "import", str(written), "--dry-run")
+    User.objects.create_user("alice")
+    # A new rule, a changed one, and an identity: the file does not name the others.
+    rules = (rule(ident="NEW"), before.rules[0]._replace(timeout=7))
+    file = tmp_path / "definitions.json"
+    file.write_text(document.write(document.Definitions(rules, (Identity("alice", None, "a.*"),))))
+    code, printed, summary = called(capsys, "definitions", "import", str(file), "--dry-run")
     assert (code, summary) == (0, "dry run: 2 added, 1 changed, 0 removed\n")
     assert changes.read_current() == before
-    assert called(capsys, "definitions", "import", str(written)) == (0, printed, summary[9:])
+    assert called(capsys, "definitions", "import", str(file)) == (0, printed, summary[9:])
     old = before.rules[0]
     assert printed.splitlines() == [
         "+ rule NEW (r): R Topic T, 9 s",
@@ -172,7 +168,7 @@ def test_import_creates_the_objects_of_the_file_and_prints_them(shop: World, wri
     assert WebIdentity.objects.get().user.username == "alice"
     # Replacing removes what the file does not name.
     WebIdentity.objects.create(group=Group.objects.create(name="g"), ident="gone")
-    assert called(capsys, "definitions", "import", str(written), "--replace")[0] == 0
+    assert called(capsys, "definitions", "import", str(file), "--replace")[0] == 0
     assert Auth.objects.count() == 2
     assert WebIdentity.objects.get().ident == "a.*"
 

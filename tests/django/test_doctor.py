@@ -220,8 +220,7 @@ def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch, problem: str):
         assert words in found.found
         if "by an alias 'direct' in DATABASES" in found.fix:
             with namespace("direct"), monkeypatch.context() as behind:
-                port = conninfo_to_dict(address)["port"]
-                behind.setitem(connection.settings_dict, "PORT", port)
+                behind.setitem(connection.settings_dict, "PORT", conninfo_to_dict(address)["port"])
                 call_command("psqlmessages", "doctor")
         if setting := re.search(r"set pool_mode = (\w+) in pgbouncer.ini", found.fix):
             address = stack.enter_context(pgbouncer(shop.server, setting.group(1)))

@@ -30,11 +30,10 @@ from psqlmessages import checks
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.conf import Settings
 from tests.conftest import TestedServer
-from tests.django.processes import environment, run_python
+from tests.django.processes import ROOT, environment, run_python
 from tests.django.waiting import wait_until
 from tests.web.browser import LIVE, chromium
 
-ROOT = Path(__file__).parents[2]
 PAGES = (
     "tutorial", "how-to/install", "how-to/rules-in-code", "how-to/test-handlers",
     "how-to/scale-workers", "reference/django", "explanation/failures", "how-to/monitor",
@@ -90,12 +89,10 @@ import {modules}
 def sdist(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     names = ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
-    ignored = shutil.ignore_patterns(*names)
-    shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*names))
     build = "import setuptools.build_meta as b; print(b.build_sdist('..'))"
     run = [sys.executable, "-W", "ignore", "-c", build]
-    name = subprocess.check_output(run, cwd=folder / "source", text=True).split()[-1]
-    return folder / name
+    return folder / subprocess.check_output(run, cwd=folder / "source", text=True).split()[-1]
 
 
 @pytest.fixture(scope="module")

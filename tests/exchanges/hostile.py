@@ -17,12 +17,11 @@ from typing import Any
 from psqlmessages.exchanges import Selector, SelectorError, SelectorFailed, SelectorInput
 from psqlmessages.exchanges.selectors import ActivationCache, SelectorContext
 
-KIB = 1024
 NUMBERS, COMMON_SECONDS = 2_000_000, 0.025
 
 
 def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def slowness() -> float:

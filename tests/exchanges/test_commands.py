@@ -125,8 +125,7 @@ def test_show_prints_definitions_that_load_accepts(type_in: TypeIn, x1: Exchange
         assert type_in("show", *arguments).stdout == f"{GRAPH}    running: true\n"
     type_in("stop", "x1")
     Exchange.objects.update(no_route_action="discard")
-    changed = f"{GRAPH}    no_route: discard\n    running: false\n"
-    assert type_in("show", "x1").stdout == changed
+    assert type_in("show", "x1").stdout == f"{GRAPH}    no_route: discard\n    running: false\n"
     printed = type_in("show", "--format", "json").stdout
     assert printed.startswith("{\n")
     assert definitions.parse_text(printed) == repository.read_all()

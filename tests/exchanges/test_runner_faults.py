@@ -47,8 +47,7 @@ def test_a_missing_rule_holds_up_its_copies(field: Field, caplog):
         field.until(lambda: field.default.bodies("c"))
     assert [field.default.bodies(queue) for queue in "abc"] == [[], ["it", "it"], ["it"]]
     for outcome, number in (("ok", 1), ("failed", int(tries))):
-        rows = ExchangeCount.objects.filter(outcome=outcome)
-        assert sum(row.count for row in rows) == number
+        assert sum(row.count for row in ExchangeCount.objects.filter(outcome=outcome)) == number
 
 
 def test_an_exchange_that_lacks_a_rule_is_blocked_until_it_is_added(field: Field, type_in: TypeIn):

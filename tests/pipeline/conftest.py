@@ -49,9 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def dsn_variables(server: TestedServer) -> Iterator[None]:
     """Set the addresses in the environment; remove variables and messages at the end."""
     eu = TestedServer(server.server, EU).url()
-    variables = {"PSQLMESSAGES_DSN": server.url(), "PSQLMESSAGES_DSN_EU": eu}
     # Starting Spark sets more variables.
-    with patch.dict(os.environ, variables):
+    with patch.dict(os.environ, {"PSQLMESSAGES_DSN": server.url(), "PSQLMESSAGES_DSN_EU": eu}):
         os.environ.pop("PSQLMESSAGES_DSN_FILE", None)
         yield
     left = World(server)

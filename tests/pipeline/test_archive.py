@@ -290,9 +290,8 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
 
 
 def test_the_mark_moves_once_the_files_are_safe_and_only_then(
-    world: World, published: list[Any], run: Callable[..., Archive],
-    monkeypatch,
-):  # fmt: skip
+    world: World, published: list[Any], run: Callable[..., Archive], monkeypatch
+):
     begin = world.owner.query(POSITION, TOPIC)
 
     def fail(*_: object) -> None:

@@ -26,7 +26,6 @@ from tests.pipeline.processes import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ORDERED = "case_the_order_is_kept_by_a_single_loop"
 EVERYDAY = {
     "case_each_destination_gets_a_copy_as_it_was_pushed",
     "case_changes_are_for_this_and_the_later_destinations",
@@ -126,7 +125,7 @@ def lone(spark: SparkSession) -> Iterator[Callable[..., Runner]]:
         # A local worker runs all of them daily.
         pytest.param(case, marks=[] if case.__name__ in EVERYDAY else pytest.mark.nightly)
         for case in CASES
-        if case.__name__ != ORDERED
+        if case.__name__ != "case_the_order_is_kept_by_a_single_loop"
     ],
 )
 def test_spark_routes_like_a_local_worker(
@@ -147,8 +146,7 @@ def test_copies_go_to_another_database(wide_field: Field, runner: Runner):
 
 
 def test_idle_and_paused_exchanges_do_nothing_and_counts_stay(field: Field, runner: Runner):
-    refusing = {"queue": "c", "selector": "msg.headers.none == 1"}
-    field.define(x1={"src": "a", "dst": ["b", refusing]})
+    field.define(x1={"src": "a", "dst": ["b", {"queue": "c", "selector": "msg.headers.none == 1"}]})
     field.default.push("a", "first")
     field.default.query("SELECT messages.pause('W', 'a')")
     runner.define()
@@ -233,8 +231,7 @@ def test_the_command_ends_with_its_exchange(field: Field, command: Callable[...,
     assert "x1 is stopped" in lines
     assert "x1 was deleted" in lines
     others = ", ".join(f"0 {each}" for each in ("no route", "discarded", "too many hops", "failed"))
-    summary = f"stopped: {routed} routed, {others}; 0 selector failures"
-    assert lines[-1] == summary
+    assert lines[-1] == f"stopped: {routed} routed, {others}; 0 selector failures"
     row = PipelineJob.objects.get(name="exchange x1")
     assert (row.state, row.rows) == ("stopped", routed)
 

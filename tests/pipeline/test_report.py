@@ -85,8 +85,7 @@ def test_times_in_usual_formats_are_read_and_steps_are_whole_windows():
 
 
 def test_the_page_needs_nothing_but_itself():
-    page = page_of(["A"])
-    head, _, rest = page.partition('<script type="application/json"')
+    head, _, rest = page_of(["A"]).partition('<script type="application/json"')
     for part in (head, rest.rpartition("<script>")[2]):
         assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:|//)|(im|ex)port """, part)
     assert "default-src 'none'" in head

@@ -84,9 +84,8 @@ def test_a_job_runs_without_java_installed_and_without_django(server: TestedServ
 
 @pytest.mark.nightly  # one more start of Spark
 def test_java_ends_if_python_is_killed_during_its_start():
-    starting = "from psqlmessages.pipeline import session; session()"
     python = subprocess.Popen(
-        [sys.executable, "-c", starting], text=True,
+        [sys.executable, "-c", "from psqlmessages.pipeline import session; session()"], text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -28,8 +28,7 @@ class Reading:
         return (reader.schema(schema) if schema else reader).load()
 
     def stream(self, **options: Any) -> DataFrame:
-        reader = self.spark.readStream.format("psqlmessages")
-        return reader.options(**self._given | options).load()
+        return self.spark.readStream.format("psqlmessages").options(**self._given | options).load()
 
     def run(self, checkpoint: str, **options: Any) -> list[list[str]]:
         batches: list[list[str]] = []

@@ -202,9 +202,8 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
 
 
 def test_the_command_counts_available_elements_and_fails_without_a_right(
-    field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path,
-    monkeypatch, capsys,
-):  # fmt: skip
+    field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     command = ("psqlmessages", "pipeline", "traffic", "--once")
     field.publish_everywhere(7)

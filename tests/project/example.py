@@ -19,7 +19,6 @@ from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300
-READY = "Press Ctrl-C to stop."
 
 
 class Example:
@@ -46,7 +45,7 @@ class Example:
             assert self._read(), f"{text!r} was never shown:\n{self.shown}"
 
     def ready(self) -> "Example":
-        self.until(READY)
+        self.until("Press Ctrl-C to stop.")
         return self
 
     def field(self, name: str) -> str:
@@ -98,8 +97,7 @@ class Example:
 
 def copy_project(folder: Path) -> Path:
     for name in ("project", "psqlmessages", "static", "templates"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("manage.py", "Makefile"):
         shutil.copy(ROOT / name, folder)
     return folder

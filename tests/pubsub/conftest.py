@@ -46,8 +46,7 @@ class Receiver(Queue[Event]):
 
 def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
     pid = connection.info.backend_pid
-    ended = superuser.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,)).fetchone()
-    assert ended == (True,)
+    assert superuser.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,)).fetchone() == (True,)
 
 
 class DrivenPubSub(Driven):

@@ -48,8 +48,7 @@ async def test_a_connection_that_is_given_is_used_with_its_transactions(
         await asyncio.gather(*(given.execute("SELECT pg_sleep(0.001)") for _ in range(30)))
         await given.rollback()
         await bus.close()
-        listening = await given.execute("SELECT pg_listening_channels()")
-        assert await listening.fetchall() == []
+        assert await (await given.execute("SELECT pg_listening_channels()")).fetchall() == []
 
 
 @in_a_loop

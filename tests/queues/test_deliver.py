@@ -89,11 +89,6 @@ def exchange(queue: Queue, request) -> Exchange:
     return Exchange(queue, is_brief=request.param)
 
 
-@pytest.fixture
-def brief(queue: Queue) -> Exchange:
-    return Exchange(queue, is_brief=True)
-
-
 def test_copies_are_pushed_and_the_element_is_removed(exchange: Exchange):
     id_ = exchange.queue.push("x", headers='{"h":1}', tries=3)
     exchange.queue.wait(queue="A")
@@ -140,8 +135,7 @@ def test_no_route_without_a_rule_accepts_only_unchanged_elements(exchange: Excha
 @pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
 def test_without_a_rule_an_element_is_put_aside_once(exchange: Exchange, queues: tuple[str, str]):
     id_ = exchange.queue.push("x")
-    refused = exchange.answer([id_], [{"of": id_, "to": queue} for queue in queues])
-    assert refused["Err"] == "58"
+    assert exchange.answer([id_], [{"of": id_, "to": queue} for queue in queues])["Err"] == "58"
     done = exchange.deliver([id_], [{"of": ref, "to": queues[0]} for ref in (id_, f"0{id_}")])
     assert done == {"Lost": [], "Refused": []}
     assert exchange.queue.pop(5, "__no_route__") == ["x"]
@@ -178,9 +172,10 @@ def test_after_a_refused_copy_the_others_are_made_once(exchange: Exchange):
     assert (exchange.queue.pop(5, "A"), exchange.queue.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
-def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Exchange):
-    brief.queue.limit(3)
-    brief.queue.push("x")
+def test_the_delay_grows_and_ends_with_the_dead_letters(queue: Queue):
+    brief = Exchange(queue, is_brief=True)
+    queue.limit(3)
+    queue.push("x")
     for seconds in (1, 2, 4):
         with brief.program.connection.transaction():
             (taken,) = brief.take()

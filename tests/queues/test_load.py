@@ -67,8 +67,7 @@ def test_nothing_is_lost_or_doubled_under_load(queue: Queue, world: World):
         return []
 
     readers = [partial(work, world.program("user2"), seed, is_over) for seed in range(WORKERS)]
-    taken = together(push_all, *readers)
-    done = Counter(body for bodies in taken for body in bodies)
+    done = Counter(body for bodies in together(push_all, *readers) for body in bodies)
     assert done == Counter(f"{n}.{i}" for n in range(4) for i in range(PUSHES))
     counts = queue.counts()
     assert (counts["puts"], counts["gets"] + counts["commits"]) == (4 * PUSHES, 4 * PUSHES)

@@ -141,8 +141,7 @@ def test_push_many_keeps_order_headers_and_keys_apart(queue: Queue):
     headers = ['{"n":1}', None, '{"n":3}']
     keys = ["z", None, "a"]
     ids = queue.pusher.ok(*push_many, ["a", "b", "c"], None, headers, None, None, 2, keys)["Ids"]
-    rows = queue.reserve(5)
-    found = [(row.id, row.body, row.headers, row.tries) for row in rows]
+    found = [(row.id, row.body, row.headers, row.tries) for row in queue.reserve(5)]
     assert found == [(ids[0], "a", {"n": 1}, 2), (ids[1], "b", {}, 2), (ids[2], "c", {"n": 3}, 2)]
     again = queue.pusher.ok(*push_many, ["A", "d"], None, None, None, None, 0, ["a", "new"])
     assert again["Ids"][0] == ids[2]

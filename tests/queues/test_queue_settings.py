@@ -25,8 +25,7 @@ def test_settings_change_one_by_one_and_zero_means_no_maximum(queue: Queue):
 def test_settings_send_no_elements_to_a_queue_that_the_node_may_not_push_to(queue: Queue):
     queue.push("x")
     for name, number in ("OTHER", 2), ("", 1), ("Q*", 62), ("x" * 101, 54):
-        refused = queue.pusher.error("configure_queue", "ADMIN", "Q", 1, name)
-        assert refused[0] == number, name
+        assert queue.pusher.error("configure_queue", "ADMIN", "Q", 1, name)[0] == number, name
     assert queue.pusher.ok("configure_queue", "ADMIN", "Q") == DEFAULTS
 
 

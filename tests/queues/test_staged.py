@@ -176,15 +176,13 @@ def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader):
     subscriber.got("SUB", "T")
     subscriber.payloads()
     loader.publish(0, 4, loader.stage("a", "b"), loader.stage(('"c"', "json", None, None), "d"))
-    rows = subscriber.read("SUB", "T")
-    found = [(row.payload, row.enc) for row in rows]
+    found = [(row.payload, row.enc) for row in subscriber.read("SUB", "T")]
     assert found == [("a", None), ("b", None), ('"c"', "json"), ("d", None)]
     # As is a reader that waits for elements.
     loader.world.rules("user2 GET Queue Q R 1")
     subscriber.ok("queue_listen", "GET", "Q")
     loader.push(1, 1, loader.stage("a"))
-    told = [header["Evt"] for header in subscriber.headers()]
-    assert told == ["published", "pushed"]
+    assert [header["Evt"] for header in subscriber.headers()] == ["published", "pushed"]
 
 
 def test_readers_wait_for_a_batch_that_is_being_committed(loader: Loader):
@@ -203,8 +201,7 @@ def test_elements_have_their_headers_and_encoding(loader: Loader):
     loader.push(0, 2, loader.stage(("e30=", "b64", '{"lane": 1, "x-hop-count": 3}', None), "plain"))
     select = "SELECT body, enc, headers::json, hops, state FROM messages.queued ORDER BY id"
     first = ("e30=", "b64", {"lane": 1, "x-hop-count": 3}, 3, "available")
-    rows = loader.world.execute(select).fetchall()
-    assert rows == [first, ("plain", None, {}, 0, "available")]
+    assert loader.world.execute(select).fetchall() == [first, ("plain", None, {}, 0, "available")]
 
 
 def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loader):

@@ -69,8 +69,7 @@ def test_drain_removes_available_elements_and_remove_one_that_is_not_reserved(qu
 def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(queue: Queue):
     queue.push("b", delay=60)
     queue.push("a")
-    rows = queue.reader.elements("peek", "GET", "Q")
-    found = [(row.body, row.state, row.queue) for row in rows]
+    found = [(row.body, row.state, row.queue) for row in queue.reader.elements("peek", "GET", "Q")]
     assert found == [("a", "available", "Q"), ("b", "scheduled", "Q")]
     assert [row.body for row in queue.reader.elements("peek", "GET", "Q", 1)] == ["a"]
     without = queue.reader.elements("peek", "GET", "Q", None, False)

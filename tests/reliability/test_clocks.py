@@ -161,8 +161,7 @@ def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world:
                 clock.set(next(jumps))
                 results.append(ask(asked))
             own = [message.body for message in islice(read, 20)]
-            dying = world.node("user1", "DYING", notify="T")
-            world.kill(dying)
+            world.kill(world.node("user1", "DYING", notify="T"))
             received = ask("next(m.ident for m in node.messages() if m.event == 'crash')")
             with Node("WATCHER", user1) as watcher:
                 process.kill()
@@ -195,7 +194,6 @@ OF_SERVER = (
     "user1 WRITER Topic NEWS W 3600", "user2 READER Topic NEWS R 3600",
     "user1 WRITER Queue Q W 3600", "user2 READER Queue Q R 3600", "user1 DYING Topic NEWS W 3600",
 )  # fmt: skip
-PATIENCE = timedelta(seconds=SECONDS)
 # One second, one until housekeeping runs, and time for a busy machine.
 SOON_SECONDS = 20
 # Much shorter than the jumps: what the clock says about a lease is wrong. What is stuck waits for
@@ -284,7 +282,7 @@ def test_a_rest_reader_loses_nothing(wrong: World, clock: FalseClock, tmp_path, 
 def crashes_until(event: str, node: Node) -> int:
     """Count the events crash of DYING that a node receives up to another event of DYING."""
     received = list[str | None]()
-    for message in node.messages(timeout=PATIENCE):
+    for message in node.messages(timeout=timedelta(seconds=SECONDS)):
         received += [message.event] * (message.ident == "DYING")
         if received[-1:] == [event]:
             break
@@ -349,8 +347,7 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
     # Each call runs housekeeping.
     until(lambda: reader.ok("evaluate") and len(wrong.owner.query(CAN_BE_TAKEN) or []) == 5)
     waited = monotonic() - began
-    taken = wrong.owner.query(CAN_BE_TAKEN)
-    assert taken == ["delayed", "failed", "leased", "once", "renewed"]
+    assert wrong.owner.query(CAN_BE_TAKEN) == ["delayed", "failed", "leased", "once", "renewed"]
     assert waited < SOON_SECONDS
     wrong.wait_for(IS_OVER)
     assert push(writer, "twice", key="k") != first

@@ -128,7 +128,6 @@ def test_readers_and_consumers_try_again_by_themselves(world: World, fault: str,
     work.report(fault, "a stream reader and a consumer", log_lines=len(caplog.records))
 
 
-READ_ONLY = "ALTER ROLE user1 SET default_transaction_read_only = on"
 WRITABLE = "ALTER ROLE user1 RESET default_transaction_read_only"
 
 
@@ -138,7 +137,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(world: World, cap
     try:
         with Node("A", world.server.url("user1"), options=IMPATIENT) as node:
             node.push("Q", "before")
-            superuser.connection.execute(READ_ONLY)
+            superuser.connection.execute("ALTER ROLE user1 SET default_transaction_read_only = on")
             with pytest.raises(errors.ReadOnlySqlTransaction, match="read-only transaction"):
                 Node("A2", world.server.url("user1")).open()
             superuser.query(

@@ -19,7 +19,6 @@ from tests.reliability.marked_data import MarkedData, fill_stores
 from tests.sql.conftest import World
 from tests.web.pages import Page, logged_in
 
-MOST_PAGES = size(80, 600)
 # The number of pages opened of those that differ only in numbers, names or values.
 OF_A_KIND = size(1, 3)
 # Attributes with an address to open or to load.
@@ -48,7 +47,7 @@ def faults(response: HttpResponse, page: Page) -> list[str]:
 
 
 class Crawl:
-    def __init__(self, client: Browser, starts: Iterable[str], most: int = MOST_PAGES) -> None:
+    def __init__(self, client: Browser, starts: Iterable[str], most: int = size(80, 600)) -> None:
         self.client = client
         self.pages: dict[str, HttpResponse] = {}
         self.html: dict[str, Page] = {}
@@ -104,7 +103,6 @@ OF_ONE = {
 }  # fmt: skip
 # The number of pages that a user without `view_bodies` opens.
 FEW = size(40, 60)
-SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 
 
 @pytest.fixture
@@ -195,7 +193,7 @@ def test_every_call_of_the_api_by_a_session_needs_the_token(chief: Browser, mark
         (method.upper(), re.sub(r"{\w+}", "1", path), b"{}" if "requestBody" in operation else b"")
         for path, methods in paths.items()
         for method, operation in methods.items()
-        if method.upper() not in SAFE
+        if method.upper() not in {"GET", "HEAD", "OPTIONS", "TRACE"}
     ]
     taken = [
         (method, path)

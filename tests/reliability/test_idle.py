@@ -20,8 +20,7 @@ from tests.web.receivers import crowd, opened
 
 # PostgreSQL itself then writes nothing in the background.
 SERVER_SETTINGS = {
-    "wal_level": "minimal", "max_wal_senders": "0", "autovacuum": "off",
-    "checkpoint_timeout": "1h",
+    "wal_level": "minimal", "max_wal_senders": "0", "autovacuum": "off", "checkpoint_timeout": "1h",
 }  # fmt: skip
 NODES, SOCKETS = size(20, 100), size(20, 100)
 SHORT = Options(

@@ -154,8 +154,7 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
                 assert await anext(bodies) == "through it"
                 await bus.publish("channel", "its own")
                 other.publish("channel", "another's")
-                event = await asyncio.wait_for(came.get(), 90)
-                assert event.payload == "another's"
+                assert (await asyncio.wait_for(came.get(), 90)).payload == "another's"
 
     with pgbouncer(server, "session", pool_size=6) as address:
         dsn = behind(address, server, "user1")
@@ -201,8 +200,7 @@ def test_many_clients_lose_and_double_no_message_or_element(by_transaction: str,
     reader.read("R", "NEWS", 3600)
     with ThreadPoolExecutor(CLIENTS) as pool:
         taken = [body for share_of in pool.map(work, range(CLIENTS)) for body in share_of]
-    rest = world.program("user1").elements("pop", "W", "Q", 100)
-    taken += [int(row.body) for row in rest]
+    taken += [int(row.body) for row in world.program("user1").elements("pop", "W", "Q", 100)]
     read: list[int] = []
     while bodies := reader.got("R", "NEWS", 3600):
         read += map(int, bodies)

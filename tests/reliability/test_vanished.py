@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import AsyncNode, Message, Node, Options
 from psqlmessages.client import async_session
 from psqlmessages.exceptions import ConnectionLost
-from tests.client.proxy import Lost, Proxy
+from tests.client.proxy import TCP_REPAIR, Lost, Proxy
 from tests.conftest import TestedServer
 from tests.reliability.counts import report, size
 from tests.reliability.faults import until
@@ -25,7 +25,6 @@ from tests.reliability.workload import Workload
 from tests.sql.conftest import World
 
 FAULT = "the network stalls"
-TCP_REPAIR = 19
 SECONDS = 90
 # Time for a busy machine.
 GRACE = 30
@@ -93,8 +92,7 @@ async def measure(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> tuple
             await asyncio.to_thread(until, lambda: backoff.failures >= 2)
             proxy.heal()
             healed = monotonic()
-            detected = max(await asyncio.gather(waiting, returned))
-            return detected - stalled, monotonic() - healed
+            return max(await asyncio.gather(waiting, returned)) - stalled, monotonic() - healed
 
 
 NIGHTLY = [pytest.param(lost, marks=pytest.mark.nightly) for lost in ("requests", "all")]

@@ -23,7 +23,6 @@ from tests.sql.conftest import World
 
 Run = Callable[["Workload", "Reader"], None]
 
-SUBSCRIPTION_TIMEOUT = timedelta(hours=1)
 # Retry quickly, but allow slow answers of a busy machine.
 QUICK = Options(
     backoff_min=timedelta(milliseconds=20), backoff_max=timedelta(milliseconds=200),
@@ -321,7 +320,7 @@ def open_source(source: str, work: Workload, reader: Reader, node: Any) -> Itera
     """Yield the results of a reader's first calls; it iterates over the last result."""
     if source == "stream":
         yield node.subscription("NEWS")
-        yield node.subscribe("NEWS", SUBSCRIPTION_TIMEOUT)
+        yield node.subscribe("NEWS", timedelta(hours=1))
     elif source == "queue":
         yield node.consume(reader.queue, batch=5, duration=work.lease)
     else:

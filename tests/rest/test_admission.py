@@ -68,8 +68,7 @@ def test_changes_by_session_need_the_csrf_header(page: Callable[..., Caller]):
     form = f"csrfmiddlewaretoken={SECRET}".encode()
     assert bare.push("orders", form, "application/x-www-form-urlencoded").status == 403
     assert good.push("orders", form, "application/x-www-form-urlencoded").status == 201
-    evil = {"Origin": "https://evil.example"}
-    assert good.call("POST", at("orders"), b"x", evil).status == 403
+    assert good.call("POST", at("orders"), b"x", {"Origin": "https://evil.example"}).status == 403
 
 
 def test_a_user_acts_only_as_its_own_nodes(site: Site, caller: Callable[..., Caller]):

@@ -31,13 +31,14 @@ def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
 @pytest.fixture
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
     """Wanda at a site that reaches its namespaces through the proxies."""
-    # The site waits this long for an answer.
-    seconds = {"rest.pool.ANSWER": 4, "client.queue_listener.ANSWER": 4}
+    # The site waits this long for an answer, a connection and the user.
+    names = ("client.queue_listener.ANSWER", "rest.pool.ANSWER", "rest.pool._MAX_WAIT",
+             "rest.pool._CONNECT", "rest.auth._QUERY_TIMEOUT")  # fmt: skip
     given = {key: connection.settings_dict[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD")}
     default, far = ({**given, "HOST": "127.0.0.1", "PORT": proxy.port} for proxy in ways)
     site = new_site(
         DATABASES={"default": default, "far": far},
-        PATCHED={f"psqlmessages.{name}_SECONDS": value for name, value in seconds.items()},
+        PATCHED={f"psqlmessages.{name}_SECONDS": 2 for name in names},
     )
     caller = Caller(site, bearer(site, "wanda", "worker"))
     yield caller

@@ -29,8 +29,7 @@ def threads_of(site: Site) -> int:
 
 
 async def ask(site: Site, worker: Caller, tid: str, until: AsyncExitStack) -> Connection:
-    path = f"{at('orders')}?to=3600&tid={tid}"
-    reader = await Connection().ask(site, path, worker.headers)
+    reader = await Connection().ask(site, f"{at('orders')}?to=3600&tid={tid}", worker.headers)
     until.push_async_callback(reader.leave)
     return reader
 

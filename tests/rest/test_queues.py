@@ -45,11 +45,9 @@ def test_headers_travel_each_by_itself_and_all_as_json(worker: Caller):
     taken = worker.take("orders")
     assert taken.data == b"\xff\x00"
     names = ("content-type", "x-ks-hdr-lane", "x-ks-hdr-n")
-    shown = [taken.headers[name] for name in names]
-    assert shown == ["application/octet-stream", "slow", "5"]
+    assert [taken.headers[name] for name in names] == ["application/octet-stream", "slow", "5"]
     assert taken.headers["x-ks-headers"].isascii()
-    sent = {"lane": "slow", "n": 5, "Größe": "ü"}
-    assert json.loads(taken.headers["x-ks-headers"]) == sent
+    assert json.loads(taken.headers["x-ks-headers"]) == {"lane": "slow", "n": 5, "Größe": "ü"}
 
 
 def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
@@ -221,8 +219,7 @@ def test_a_reader_is_cancelled_by_its_name(worker: Caller, caller: Callable[...,
     waiting = waits(worker, "orders", "slow")
     (listed,) = worker.call("GET", at("orders", "consumers")).json["consumers"]
     assert (listed["tid"], listed["ident"], listed["reserve"]) == ("slow", "worker", False)
-    other = caller("otto", "other")
-    assert other.call("DELETE", at("orders", "consumer", "slow")).status == 404
+    assert caller("otto", "other").call("DELETE", at("orders", "consumer", "slow")).status == 404
     assert worker.take("orders", tid="slow", to=1).status == 409
     assert worker.call("DELETE", at("orders", "consumer", "slow")).status == 204
     assert waiting.result(30).status == 410

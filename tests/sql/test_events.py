@@ -149,8 +149,7 @@ def test_a_crash_is_reported_once_and_never_to_an_ended_node(nodes: EventNodes):
     nodes.others["SHARER"].ok("topic_listen", "SHARED3")
     world.forget()
     world.kill(subject)
-    answers = [program.ok("evaluate")["Events"] for program in nodes.others.values()]
-    assert answers == [10, *[0] * 8]
+    assert [program.ok("evaluate")["Events"] for program in nodes.others.values()] == [10, *[0] * 8]
     pairs = [(f"topic_unlisten SUBJECT {topic}", f"topic_none_listen {topic}") for topic in topics]
     ends = [event for pair in pairs for event in pair if event != "topic_none_listen SHARED3"]
     heard = nodes.heard()

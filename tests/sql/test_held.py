@@ -43,15 +43,6 @@ def caller(world: World) -> Program:
     return program
 
 
-@pytest.fixture
-def listeners(world: World) -> list[Program]:
-    """A, B and C, which listen to T; what they were told is read."""
-    roles = {"A": "user1", "B": "user2", "C": "user2"}
-    nodes = [world.node(role, ident, listen="T") for ident, role in roles.items()]
-    world.forget()
-    return nodes
-
-
 @pytest.mark.parametrize("call", [("evaluate",), PUSH])
 @pytest.mark.parametrize(
     ("act", "later"), [
@@ -62,9 +53,11 @@ def listeners(world: World) -> list[Program]:
     ],
 )  # fmt: skip
 def test_crashes_with_locked_rows_are_reported_later_than_others(
-    world: World, listeners: list[Program], call: tuple[str, ...], act: str, later: str
+    world: World, call: tuple[str, ...], act: str, later: str
 ):
-    told, *dying = listeners
+    roles = {"A": "user1", "B": "user2", "C": "user2"}
+    told, *dying = [world.node(role, ident, listen="T") for ident, role in roles.items()]
+    world.forget()
     caller(world).ok(*PUSH)
     with held(world, act):
         for node in dying:

@@ -9,7 +9,6 @@ from tests.sql.conftest import Program, World
 from tests.sql.public import FUNCTIONS, VIEWS
 
 pytestmark = pytest.mark.versions
-ROLES = pytest.mark.parametrize("role", ["hostile", "user1"])
 REACHED = r"""
     SELECT c.oid::regclass::text, p.privilege
     FROM pg_class AS c CROSS JOIN unnest(string_to_array(
@@ -66,7 +65,7 @@ def nodes(spec_world: World) -> dict[str, Program]:
     return nodes
 
 
-@ROLES
+@pytest.mark.parametrize("role", ["hostile", "user1"])
 def test_no_statement_reaches_a_table_or_alters_anything(world: World, role: str):
     reached = set(world.execute(REACHED, {"role": role}).fetchall())
     readable = {(f"messages.{view}", "SELECT") for view in VIEWS}

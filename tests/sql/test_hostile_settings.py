@@ -72,8 +72,7 @@ def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, set
     program = world.program("hostile")
     for junk in JUNK:
         put(program, setting, junk)
-        numbers = call_all(world, program)
-        assert set(numbers.values()) == {"50", "16"}
+        assert set(call_all(world, program).values()) == {"50", "16"}
         assert program.error("init", "NODE1")[0] == 5
         program.ok("deinit", "NODE1")
         program.ok("evaluate")

@@ -32,7 +32,6 @@ TOPICS_READ = """
     ), ARRAY(SELECT w FROM unnest(subscriber_channels) AS w ORDER BY w)) ORDER BY name)
     FROM psqlmessages_topic
 """
-REBUILD = "SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))"
 WRONG_MEMBERSHIPS = """
     SELECT c.ident, m.kind, t.name, m.timeout, r.timeout
     FROM psqlmessages_membership AS m
@@ -139,5 +138,5 @@ def test_eight_threads_neither_deadlock_nor_leave_a_wrong_state(world: World):
     for wrong in WRONG_MEMBERSHIPS, WRONG_CLIENTS:
         assert world.execute(wrong).fetchall() == []
     kept = world.owner.query(TOPICS_READ)
-    world.execute(REBUILD)
+    world.execute("SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))")
     assert world.owner.query(TOPICS_READ) == kept

@@ -177,5 +177,4 @@ def test_audience_names_the_nodes_of_this_session_that_may_hear(world: World):
         ({"Evt": "topic_listen", "Topic": "NOWHERE", "Ident": "X"}, []),
     ]
     for event, nodes in cases:
-        answer = gateway.ok("audience", json.dumps({"Type": "Sys", **event}))
-        assert answer["Nodes"] == nodes, event
+        assert gateway.ok("audience", json.dumps({"Type": "Sys", **event}))["Nodes"] == nodes, event

@@ -86,8 +86,7 @@ def test_a_question_and_its_answer_have_their_fields(nodes: RpcNodes):
     fields = {"Type": "Rpc", "Size": 9, "To": "CALLEE", "From": "ASKER", "Body": "Parametro"}
     assert (question, empty["Size"], empty["Body"]) == (fields, 0, "")
     shown = parse((DOCS / "reference/protocol.md").read_text().split("```")[1].strip())
-    other = {"To": "RECEIVER", "From": "SENDER", "Token": "4f… 5 TICKET", "Id": 7}
-    assert shown == fields | other
+    assert shown == fields | {"To": "RECEIVER", "From": "SENDER", "Token": "4f… 5 TICKET", "Id": 7}
     assert re.fullmatch(r"[0-9a-f]{32} 500 TOKEN\nRISPOSTA", token)
     nodes.callee.ok("return", "ASKER", token, "Risposta ü", "json")
     answer = nodes.asker.headers()[-1]
@@ -200,8 +199,7 @@ def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(nod
             if back:
                 nodes.asker = nodes.world.node("user1", "ASKER", notify="T")
             refused = [nodes.callee.error("return", "ASKER", token, "x") for token in tokens]
-            expected = [refusal("CALLEE", "ASKER", token) for token in tokens]
-            assert refused == expected, (end, back)
+            assert refused == [refusal("CALLEE", "ASKER", token) for token in tokens], (end, back)
         assert nodes.answers() == []
 
 
@@ -281,8 +279,7 @@ def test_a_token_is_the_hmac_of_the_secret(nodes: RpcNodes):
         (nodes.question(), "", 'node "CALLEE"', 500),
         (nodes.call(), f"{topic}.", f"topic {topic}", 700),
     ):
-        text = f"{asker} {answerer} {timeout} TOKEN"
-        mac = hmac.new(key, text.encode(), "sha256").hexdigest()
+        mac = hmac.new(key, f"{asker} {answerer} {timeout} TOKEN".encode(), "sha256").hexdigest()
         assert token == f"{head}{mac[:32]} {timeout} TOKEN"
 
 

@@ -160,8 +160,7 @@ def whole_length(listener: Program, payload: str) -> int:
     """The bytes of a payload, or those it would have had with its body in it."""
     if "Dkey" not in parse(payload):
         return len(payload.encode())
-    answer = listener.query("SELECT messages.get_data(%s)", payload)
-    return len(answer.encode()) - len('"Err":"0",')
+    return len(listener.query("SELECT messages.get_data(%s)", payload).encode()) - len('"Err":"0",')
 
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, "rpc", "return"])

@@ -151,8 +151,7 @@ def test_a_session_gets_messages_until_its_last_node_leaves(world: World, gatewa
     for ident in ("GATE3", "GATE1", "GATE2"):
         gateway.ok("use", ident)
         gateway.ok("topic_unlisten", "T")
-        answer = sender.call("topic_send", "T", f"after {ident}")
-        received.append((answer["Err"], gateway.bodies()))
+        received.append((sender.call("topic_send", "T", f"after {ident}")["Err"], gateway.bodies()))
     assert received == [("0", ["after GATE3"]), ("0", ["after GATE1"]), ("10", [])]
 
 

@@ -126,9 +126,8 @@ def test_a_topic_that_publish_made_stays_while_something_uses_it(stream: Stream)
     for name in ("subscribed", "heard", "named", "kept", "empty", "written", "unused"):
         stream.publish("x", topic=f"NEW.{name}")
     stream.got(topic="NEW.subscribed")
-    node = world.node("user2", "NODE", listen="NEW.heard LIVE.1")
     # A topic that a node made stays.
-    node.ok("topic_unlisten", "LIVE.1")
+    world.node("user2", "NODE", listen="NEW.heard LIVE.1").ok("topic_unlisten", "LIVE.1")
     world.rules("user3 OTHER Topic NEW.named R 5")
     retained = "name IN ('NEW.kept', 'NEW.empty')"
     stream.execute(f"UPDATE psqlmessages_topic SET retention = 60 WHERE {retained}")

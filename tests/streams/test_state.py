@@ -147,5 +147,4 @@ def test_each_role_sees_the_streams_that_a_rule_allows(stream: Stream, world: Wo
         assert [row["topic"] for row in rows(program, "stream_topics")] == topics
         assert [row["client"] for row in rows(program, "stream_clients")] == clients
         assert [row["topic"] for row in rows(program, "stream_subscriptions")] == topics
-    owner = [row["client"] for row in rows(world.owner, "stream_clients")]
-    assert owner == ["SECRET", "SUB"]
+    assert [row["client"] for row in rows(world.owner, "stream_clients")] == ["SECRET", "SUB"]

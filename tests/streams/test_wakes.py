@@ -2,19 +2,15 @@
 
 import pytest
 
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
 from tests.streams.conftest import Stream, register
 
 WAKE = {"Type": "Sys", "Evt": "published", "Topic": "T"}
 
 
-@pytest.fixture
-def waiting(stream: Stream) -> Program:
+def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream):
     stream.got()
-    return register(stream.subscriber, "SUB")
-
-
-def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream, waiting: Program):
+    waiting = register(stream.subscriber, "SUB")
     with stream.publisher.connection.transaction():
         stream.publish(*"abc")
         stream.publisher.ok("publish_many", "PUB", "T", ["x"] * 100)

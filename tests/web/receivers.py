@@ -125,8 +125,7 @@ def kill(world: World, role: str = "user1") -> None:
 async def back(*boxes: Box) -> None:
     for box in boxes:
         await box.event("connection_lost")
-        frame = await box.event("reconnected")
-        assert 0 < frame.header["Away"] < 100
+        assert 0 < (await box.event("reconnected")).header["Away"] < 100
 
 
 @asynccontextmanager

@@ -19,7 +19,8 @@ PATCHED: dict[str, object] = {
 }
 INSTALLED_APPS = [*EXAMPLE_APPS, "tests.web.site_settings.Patched"]
 
-globals().update(json.loads(os.environ.get("SITE_SETTINGS", "{}")))
+given = json.loads(os.environ.get("SITE_SETTINGS", "{}"))
+globals().update(given, PATCHED=PATCHED | given.get("PATCHED", {}))
 
 
 class Patched(AppConfig):

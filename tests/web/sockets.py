@@ -111,6 +111,10 @@ class Visitor:
         return json.loads(self.connection.recv(timeout=TIMEOUT_SECONDS))
 
 
+# Opens a WebSocket, as the fixtures `connect` and `enter` do.
+Enter = Callable[..., Visitor]
+
+
 class Watcher:
     """The monitor's WebSocket, of the list or of one topic."""
 

@@ -53,8 +53,7 @@ def test_the_list_tells_sizes_by_state_counters_and_dead_letters(admin: Admin, w
     worker.query("SELECT id FROM messages.pop('W', 'done')")
     worker.ok("commit", "W", worker.query(TAKE, "done"))
     assert "done open 1 1 0 0 0 - " in admin.open(QUEUES).text
-    page = admin.open(page_of(Queue.objects.get(name="done")))
-    assert "Removed 3 1 1 1 0 0 0 " in page.text
+    assert "Removed 3 1 1 1 0 0 0 " in admin.open(page_of(Queue.objects.get(name="done"))).text
     Queue.objects.filter(name="done").update(max_tries=3)
     assert "0 0 0 3 failed attempts, to __deadletter__" in admin.open(QUEUES).text
     worker.connection.execute(
@@ -114,8 +113,7 @@ def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(admin: Admin, 
     assert (queue.name, queue.max_tries) == ("fresh", 5)
     # Readers wait on its channel.
     assert worker.ok("queue_listen", "W", "fresh")["Channel"] == queue.channel != ""
-    page = admin.send(admin.open(f"{QUEUES}add/"), "Save", name="fresh")
-    assert "already exists" in page.text
+    assert "already exists" in admin.send(admin.open(f"{QUEUES}add/"), "Save", name="fresh").text
     # The channel is secret.
     assert queue.channel not in admin.open(QUEUES).html + admin.open(queue_page("fresh")).html
 
@@ -186,8 +184,7 @@ def test_elements_are_shown_as_text_with_their_state_but_no_lease(admin: Admin, 
     lease = worker.query(TAKE, "orders")
     page = admin.open(queue_page("orders", "elements"))
     assert "reserved until" in page.text
-    stored = Element.objects.exclude(lease=None).get()
-    assert str(stored.lease) not in page.html
+    assert str(Element.objects.exclude(lease=None).get().lease) not in page.html
     assert lease not in page.html
     push(worker, "lost", "y")
     worker.query("SELECT lease FROM messages.reserve('W', 'lost', 1, 0.001)")

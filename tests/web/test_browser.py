@@ -402,8 +402,7 @@ def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_pa
 
 
 def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, world: World):
-    rule = f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60"
-    world.rules(rule)
+    world.rules(f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60")
     for name in ("ann", "bob"):
         site.user(name, idents=[f"chat/{name}/*"])
     ann, bob = visitors("ann"), visitors("bob")
@@ -436,8 +435,7 @@ def create_all(site: Site, world: World) -> tuple[list[str], list[str]]:
     node.ok("topic_listen", HOSTILE)
     node.connection.execute("SELECT messages.subscribe(%s, %s, 600)", [HOSTILE, HOSTILE])
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{'x' * 200}'", "d" * 100)
-    worker = world.program("user1")
-    worker.connection.execute(
+    world.program("user1").connection.execute(
         "SELECT messages.push('W', %s, %s, headers => %s)",
         [HOSTILE, HOSTILE + "y" * 5000, f'{{"{HOSTILE}": "{HOSTILE}"}}'],
     )
@@ -599,8 +597,7 @@ def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     with sent.expect_websocket() as opened:
         sent.goto(page_of(models.Topic.objects.get(name="T")))
     expect(sent.locator("section[data-topic] .is-live")).to_have_text("live")
-    sender = world.node("user1", "SENDER", listen="T", notify="T")
-    sender.ok("topic_send_many", "T", ["x"] * 1000)
+    world.node("user1", "SENDER", listen="T", notify="T").ok("topic_send_many", "T", ["x"] * 1000)
     rate = sent.locator("section[data-topic] .now")
     expect(rate).to_have_text(re.compile("^[1-9]"))
     with database_away(server):

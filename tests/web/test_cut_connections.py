@@ -30,6 +30,7 @@ RULES = (*RELAY_RULES, MONITOR_RULE, f"{Server.owner} web.* Queue orders RW 60")
 CUT_SECONDS = size(1, 15)
 QUICK = {"ANSWER_SECONDS": 1, "STOP_SECONDS": 3}
 MESSAGES = {"NODE": "example", "METRICS": True} | (QUICK if size(1, 0) else {})
+PATCHED = {"psqlmessages.rest.pool.ANSWER_SECONDS": size(2, 10)}
 BACK_SECONDS = 60
 END_SECONDS = 10
 # Time for a busy machine.
@@ -44,8 +45,9 @@ def far_site(
     world.rules(*RULES)
     kept = ("ENGINE", "NAME", "USER", "PASSWORD", "OPTIONS")
     far = {key: settings.DATABASES["default"][key] for key in kept}
-    given = {"default": {**far, "HOST": "127.0.0.1", "PORT": proxy.port}}
-    site = Site(server, tmp_path, {"DATABASES": given, "PSQLMESSAGES": MESSAGES})
+    databases = {"default": {**far, "HOST": "127.0.0.1", "PORT": proxy.port}}
+    given = {"DATABASES": databases, "PSQLMESSAGES": MESSAGES, "PATCHED": PATCHED}
+    site = Site(server, tmp_path, given)
     with django_db_blocker.unblock():
         site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])
         site.start()
@@ -70,8 +72,7 @@ class Uses:
         self.node = self._node("web.node")
 
     def rest(self) -> bool:
-        pushed = self._caller.call("POST", "q/default/orders", b"x", ident="web.1")
-        return pushed.status == 201
+        return self._caller.call("POST", "q/default/orders", b"x", ident="web.1").status == 201
 
     def websocket(self) -> bool:
         with suppress(*AWAY):

@@ -87,8 +87,7 @@ def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database:
         sender.ok("topic_send_many", "T", ["body"] * 10)
         worker.ok("push_many", "W", "jobs", ["x"] * 9)
         worker.elements("pop", "W", "jobs", 2)
-        taken = worker.elements("reserve", "W", "jobs", 3)
-        worker.ok("commit", "W", *[row.lease for row in taken])
+        worker.ok("commit", "W", *[row.lease for row in worker.elements("reserve", "W", "jobs", 3)])
         # An answer arrives after the notifications that were sent before the call.
         topics = writer._topics
         while topics._counts.get("T") != [10, 40]:
@@ -112,8 +111,7 @@ def test_minutes_have_counts_idle_ones_write_none_and_outages_are_gaps(database:
     for topic, queue in (alive, crashed):
         assert topic["points"] == [[now - 300, 10, 40]]
         assert queue["points"] == [[now - 300, 9, 5, 0, 7]]
-    known = Element.objects.filter(queue__name="jobs").count()
-    assert known == 7
+    assert Element.objects.filter(queue__name="jobs").count() == 7
     (topic_start, topic_end), (queue_start, queue_end) = (each["periods"][0] for each in alive)
     assert (topic_start, queue_start) == (now - 360, now - 300)
     assert topic_end == queue_end >= now

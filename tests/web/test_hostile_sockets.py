@@ -22,7 +22,7 @@ from tests.django.waiting import wait_until
 from tests.reliability.counts import memory_megabytes, report, size
 from tests.sql.conftest import World
 from tests.web.site import Site
-from tests.web.sockets import Visitor
+from tests.web.sockets import Enter, Visitor
 from tests.web.test_relay import WRONG
 
 FAULT = "a hostile WebSocket"
@@ -31,8 +31,6 @@ COMPRESSED = 0x40
 # The number of answers to another user while a flood lasts.
 ANSWERS = size(4, 100)
 TIGHT = {"NODE": "bombs", "RELAY_FRAME_BYTES": 4096, "RELAY_FRAMES_PER_SECOND": 10_000}
-
-Enter = Callable[..., Visitor]
 
 
 def frame(opcode: Opcode, payload: bytes = b"", *, is_last: bool = True) -> bytes:
@@ -267,8 +265,7 @@ def test_an_endless_message_closes_with_1009(enter: Enter, tight: Site, attack: 
         attacker = attack(tight)
         attacker.open(tight, cookie)
         parts = frame(Opcode.CONT, part, is_last=False) * 1000
-        case = f"an endless message of {described} fragments"
-        with beside(tight, enter, case) as (other, found):
+        with beside(tight, enter, f"an endless message of {described} fragments") as (other, found):
             attacker.send(frame(Opcode.TEXT, part, is_last=False))
             found["fragments_sent"] = 1000 * flood(attacker, other, parts)
             found["closed_with"] = attacker.closed()

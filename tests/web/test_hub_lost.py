@@ -71,8 +71,7 @@ async def test_rights_revoked_in_an_outage_are_reported_and_others_restored(worl
     await o1.event("topic_unobserve", "O1", "T*")
     assert await receivers.err(hub.run("B1", b1, "topic_listen", "T")) == 53
     assert hub.counters.nodes == 3
-    out = world.node("user2", "OUT", notify="U")
-    out.ok("topic_send", "U", "x")
+    world.node("user2", "OUT", notify="U").ok("topic_send", "U", "x")
     assert (await a1.message("U")).body == "x"
     assert a2.bodies == o1.bodies == []
     # The next reconnect does not restore a revoked topic, but one that was joined later.
@@ -270,8 +269,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
         await receivers.back(a1, *boxes)
         await passes(hub, a1)
         for number, box in enumerate(boxes):
-            told = await box.event("disconnect", f"A.{number}")
-            assert told.header["Err"] == "56"
+            assert (await box.event("disconnect", f"A.{number}")).header["Err"] == "56"
         assert await receivers.err(hub.init("A.1", boxes[1])) == 56
     await until_free(lambda: hub.init("A.1", boxes[1]))
     await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
@@ -291,8 +289,7 @@ async def test_a_join_that_fails_as_a_session_returns_is_to_be_tried_again(world
     with receivers.refused(world, "psqlmessages_membership", "NEW.header LIKE '%\"T\"%'"):
         receivers.kill(world)
         await receivers.back(a1)
-        told = await a1.event("topic_unlisten", "A1", "T")
-        assert told.header["Err"] == "56"
+        assert (await a1.event("topic_unlisten", "A1", "T")).header["Err"] == "56"
         assert (await receivers.ok(hub.run("A1", a1, "topic_status", "U")))["Listeners"] == ["A1"]
     await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
 

@@ -134,17 +134,14 @@ def test_the_busiest_queues_have_metrics_of_sizes_and_counters(counting: Site, w
     worker.ok("push_many", "W", name, ["a", "b", "c", "d"])
     worker.connection.execute("SELECT messages.push('W', %s, 'e', delay => 3600)", [name])
     worker.query("SELECT count(*) FROM messages.pop('W', %s)", name)
-    lease = worker.query("SELECT lease FROM messages.reserve('W', %s)", name)
-    worker.ok("commit", "W", lease)
+    worker.ok("commit", "W", worker.query("SELECT lease FROM messages.reserve('W', %s)", name))
     worker.query("SELECT count(*) FROM messages.reserve('W', %s)", name)
     worker.ok("pause", "W", name)
     found = samples(counting)
-    sizes = [found["queue_elements", name, kind] for kind in metrics._ELEMENT_STATES]
-    assert sizes == [1, 1, 1]
+    assert [found["queue_elements", name, kind] for kind in metrics._ELEMENT_STATES] == [1, 1, 1]
     assert found["queue_paused", name] == 1
     names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
-    counted = [found[f"queue_{count}_total", name] for count in names]
-    assert counted == [5, 1, 2, 1, 0, 0]
+    assert [found[f"queue_{count}_total", name] for count in names] == [5, 1, 2, 1, 0, 0]
     for number in range(metrics.MAX_QUEUES + 5):
         worker.ok("push_many", "W", f"q{number:02}", ["x"] * (number + 6))
     text = counting.get("/metrics")[1]
@@ -171,8 +168,7 @@ def test_metrics_of_exchanges_contain_a_consistent_histogram(counting: Site):
     assert found["exchange_copies_total", "default/audit", "x1"] == 0
     assert found["exchange_selector_failures_total", "default/eu", "x1"] == 4
     bounds = ("0.001", "0.002", "5.0", "+Inf")
-    histogram = [found["exchange_seconds_bucket", "x1", most, "ok"] for most in bounds]
-    assert histogram == [2, 6, 6, 14]
+    assert [found["exchange_seconds_bucket", "x1", most, "ok"] for most in bounds] == [2, 6, 6, 14]
     assert found["exchange_seconds_count", "x1", "ok"] == 14
     assert found["exchange_seconds_sum", "x1", "ok"] == 80
 
@@ -191,8 +187,7 @@ async def test_it_answers_though_postgresql_does_not(server: TestedServer, monke
         monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.5)
         answers = await asyncio.gather(*(ask() for _ in range(20)))
         assert {answer.status_code for answer in answers} == {503}
-        said = json.loads(answers[0].content)
-        assert said == {"status": "unavailable", "broken": ["database"]}
+        assert json.loads(answers[0].content) == {"status": "unavailable", "broken": ["database"]}
         stalled.accept()[0].close()
         with pytest.raises(BlockingIOError):
             stalled.accept()

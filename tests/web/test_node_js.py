@@ -146,8 +146,7 @@ def test_pages_call_each_other_with_numbered_errors(begin: Begin, visitors: Visi
     bob.evaluate("node.onCall(() => { throw new TypeError('a secret of the page') })")
     assert failure(alice, call) == [56, "TypeError"]
     bob.evaluate("node.onCall(() => new Promise(() => {}))")
-    late = [None, "web.bob did not answer in time"]
-    assert failure(alice, call.replace("60000", "50")) == late
+    assert failure(alice, call.replace("60000", "50")) == [None, "web.bob did not answer in time"]
     bob.evaluate("node.onCall(() => node.close())")
     assert failure(alice, call) == [None, "web.bob disconnected or crashed"]
     assert failure(bob, "await node.status('ROOM')") == [None, "the node is closed"]
@@ -185,8 +184,7 @@ def test_a_node_returns_with_its_topics(begin: Begin, site: Site, visitors: Visi
     assert {"disconnect web.alice", "disconnect web.bob"} <= set(other.events())
     for each in (page, bob):
         until(each, "node.state === 'connecting'")
-    away = [59, "there is no connection to the relay"]
-    assert failure(bob, "await node.status('ROOM')") == away
+    assert failure(bob, "await node.status('ROOM')") == [59, "there is no connection to the relay"]
     site.start()
     page.evaluate("node.send('ROOM', 'again')")
     assert heard(page, "got") == ["web.alice", "again"]

@@ -21,10 +21,8 @@ from psqlmessages.relay import socket
 from psqlmessages.relay.protocol import OPERATIONS, InvalidFrame, format_answer, parse_frame
 from tests.sql.conftest import World
 from tests.web.site import Site
-from tests.web.sockets import Visitor
+from tests.web.sockets import Enter, Visitor
 
-Enter = Callable[..., Visitor]
-NewSite = Callable[..., Site]
 DOCS = Path(__file__).parents[2] / "docs"
 RELAY = (DOCS / "reference/relay.md").read_text()
 
@@ -70,7 +68,7 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(relay: World, ali
     ["uvicorn", pytest.param("gunicorn", marks=pytest.mark.nightly)],  # starts slowly
 )
 def test_other_asgi_servers_serve_the_relay_beside_daphne(
-    new_site: NewSite, enter: Enter, alice: Visitor, program: str
+    new_site: Callable[..., Site], enter: Enter, alice: Visitor, program: str
 ):
     site = new_site(SERVER=program)
     assert site.get("/healthz")[0] == 200
@@ -154,8 +152,7 @@ def test_a_node_without_events_gets_only_events_about_itself(enter: Enter, relay
     visitor = enter("alice")
     visitor.ok("init", ident="web.alice", events=False)
     visitor.ok("topic_listen", topic="ROOM")
-    other = relay.node("user2", "OTHER", notify="ROOM")
-    other.ok("topic_send", "ROOM", "behind the events")
+    relay.node("user2", "OTHER", notify="ROOM").ok("topic_send", "ROOM", "behind the events")
     assert visitor.frame()["Body"] == "behind the events"
     relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*'")
     event = visitor.frame()

@@ -25,13 +25,11 @@ from psqlmessages.relay.auth import read_token, token_for
 from psqlmessages.relay.revalidation import Credentials, find_revocations
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
-from tests.web.sockets import Visitor
+from tests.web.sockets import Enter, Visitor
 
 HOUR = timedelta(hours=1)
 BAD_TOKEN = (4401, "the token is altered, no longer valid, or a token for REST")
 LOG_IN = (4401, "log in first")
-
-Enter = Callable[..., Visitor]
 
 
 def status(connect: Enter, **given: Any) -> int:
@@ -71,7 +69,6 @@ def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, connect:
 
 
 TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
-TRUSTING = {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]}
 FORWARDED = {"headers": [(b"x-forwarded-proto", b"https")]}
 TLS = {"scheme": "wss"}
 ANY_HOST = {"ALLOWED_HOSTS": ["*"]}
@@ -95,7 +92,7 @@ ORIGINS = (
     ("site.example:443", TLS, "https://site.example", ""),
     ("site.example", {**TLS_PROXY, **FORWARDED}, "https://site.example", "http://site.example"),
     ("site.example", FORWARDED, "", "https://site.example"),
-    ("site.example", TRUSTING,
+    ("site.example", {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]},
      "https://app.example https://app.example:443 http://a.b.example.net:8000",
      "http://app.example https://sub.app.example http://a.example.net http://aexample.net:8000"),
 )  # fmt: skip
@@ -221,21 +218,16 @@ def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visi
     assert alice.error("init", ident="web.alice")[0] == 5
 
 
-@pytest.fixture
-def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path) -> Site:
-    """A site with sessions in files, which also authenticates inactive users."""
+def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
+    new_site: Callable[..., Site], enter: Enter, settings: Settings, tmp_path: Path
+):
     settings.SESSION_ENGINE = "tests.web.frail_sessions"
     settings.SESSION_FILE_PATH = str(tmp_path)
-    return new_site(
+    frail_site = new_site(
         SESSION_ENGINE=settings.SESSION_ENGINE, SESSION_FILE_PATH=str(tmp_path),
         AUTHENTICATION_BACKENDS=["django.contrib.auth.backends.AllowAllUsersModelBackend"],
         PATCHED={"psqlmessages.relay.revalidation.MAX_UNCHECKED_SECONDS": 2},
     )  # fmt: skip
-
-
-def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
-    frail_site: Site, enter: Enter, settings: Settings, tmp_path: Path
-):
     frail_site.user("carol", is_active=False)
     with closing(Visitor(frail_site, cookie=frail_site.login("carol"))) as inactive:
         assert inactive.closed() == LOG_IN, "whatever the backend says"

@@ -24,9 +24,7 @@ from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web.receivers import in_loop
 from tests.web.site import Site
-from tests.web.sockets import Visitor
-
-Enter = Callable[..., Visitor]
+from tests.web.sockets import Enter, Visitor
 
 # The smallest values of the settings.
 TIGHT = {
@@ -177,8 +175,7 @@ def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
     assert alice.event("reconnected")["Away"] >= 0
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "WEB.1")
-    other = relay.node("user2", "OTHER", notify="ROOM")
-    other.ok("topic_send", "ROOM", "still there?")
+    relay.node("user2", "OTHER", notify="ROOM").ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
     assert connect(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
 

@@ -22,7 +22,6 @@ JSON = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 ALLOWED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-THOROUGHLY = settings(max_examples=50, suppress_health_check=ALLOWED)
 
 
 def kinds(value: Any) -> Any:
@@ -34,7 +33,7 @@ def kinds(value: Any) -> Any:
     return type(value)
 
 
-@THOROUGHLY
+@settings(max_examples=50, suppress_health_check=ALLOWED)
 @example(body="x" * 2**20, headers={})
 @example(body=b"\0" * 2**20, headers={})
 @example(body=b"", headers={})

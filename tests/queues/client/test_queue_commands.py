@@ -89,8 +89,7 @@ def test_reserved_elements_are_committed_or_rolled_back(run: Run, queues: World)
     queues.program("user1").ok("push", "WRITER", "Q", "c")
     done = run(*RESERVE, "--json")
     lease = json.loads(done.stdout)["lease"]
-    rollback = ("queue", "rollback", "READER", lease, "--delay", "3600")
-    assert run(*rollback).returncode == 0
+    assert run("queue", "rollback", "READER", lease, "--delay", "3600").returncode == 0
     assert run(*POP).returncode == 1
     assert left(queues) == (1, 0)
     wrong = run("queue", "commit", "READER", "no lease")
@@ -137,23 +136,20 @@ def test_the_queues_that_one_may_use_are_listed(run: Run, queues: World):
     assert run("queue", "list", role="user3").stdout == "no queues\n"
     queues.program("user1").ok("push_many", "WRITER", "Q", ["a", "b"])
     queues.program("user2").elements("pop", "READER", "Q")
-    done = run("queue", "list", "--json", role="user1")
-    assert json.loads(done.stdout) == {
+    assert json.loads(run("queue", "list", "--json", role="user1").stdout) == {
         "queue": "Q", "is_paused": False, "puts": 2, "gets": 1, "reserves": 0, "commits": 0,
         "rollbacks": 0, "dead_letters": 0, "removes": 0,
     }  # fmt: skip
     head, row = run("queue", "list").stdout.splitlines()
     assert head.split() == [
-        "queue", "puts", "gets", "reserves", "commits", "rollbacks", "dead", "letters",
-        "removes",
+        "queue", "puts", "gets", "reserves", "commits", "rollbacks", "dead", "letters", "removes",
     ]  # fmt: skip
     assert row.split() == ["Q", "2", "1", "0", "0", "0", "0", "0"]
 
 
 def test_a_queue_is_configured_and_removed(run: Run, queues: World):
     queues.rules("user2 ADMIN Queue Q A 1")
-    configure = ("queue", "configure", "ADMIN", "Q", "--max-tries", "1")
-    assert run(*configure).stdout.splitlines() == [
+    assert run("queue", "configure", "ADMIN", "Q", "--max-tries", "1").stdout.splitlines() == [
         "max tries          1", "dead-letter queue  __deadletter__", "key timeout        86400 s",
     ]  # fmt: skip
     queues.program("user1").ok("push", "WRITER", "Q", "a")

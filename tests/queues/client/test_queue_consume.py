@@ -84,9 +84,8 @@ def test_elements_acknowledged_in_the_loop_are_left(queues: World, writer: Node,
 
 
 def test_lost_leases_are_reported_and_expired_elements_are_not_returned(
-    queues: World, writer: Node, reader: Node, caplog,
-    monkeypatch,
-):  # fmt: skip
+    queues: World, writer: Node, reader: Node, caplog, monkeypatch
+):
     writer.push_many("Q", ["a", "b", "c"])
     seen = []
     for element in reader.consume("Q", batch=3, idle=NOW):

@@ -96,16 +96,14 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
             end_backend(queues, "READER")
         return leaves and element.body == "c"
 
-    counters = consume(handle, batch=3, **WHOLE_BATCH)
-    assert counters.lost_leases == 0
+    assert consume(handle, batch=3, **WHOLE_BATCH).lost_leases == 0
     assert bodies(queues) == (["c"] if leaves else [])
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_lease_lost_before_a_retry_counts(
-    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch,
-    leaves: bool,
-):  # fmt: skip
+    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch, leaves: bool
+):
     writer.push_many("Q", ["a", "b"])
     failed = []
 

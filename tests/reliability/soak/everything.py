@@ -23,7 +23,6 @@ from tests.reliability.workload import BY_CLIENTS, Workload
 from tests.sql.conftest import World
 from tests.web.sockets import Visitor
 
-MEGABYTE = 1024 * 1024
 BACKENDS = """
     SELECT pid, coalesce(nullif(application_name, ''), backend_type), backend_type
     FROM pg_stat_activity WHERE pid <> pg_backend_pid()
@@ -72,7 +71,7 @@ def read_database(connection: psycopg.Connection) -> Gauges:
     gauges["locks"], gauges["advisory locks"] = connection.execute(LOCKS).fetchone()
     (gauges["notification queue"],) = connection.execute(QUEUE_USAGE).fetchone()
     for name, size in connection.execute(SIZES).fetchall():
-        gauges[f"table {name}"] = float(size) / MEGABYTE
+        gauges[f"table {name}"] = float(size) / (1024 * 1024)
     return gauges
 
 

@@ -175,8 +175,7 @@ def test_threads_share_a_node_that_reads_several_topics(writer: Node, reader: No
         waits.append(pool.submit(lambda: list(islice(live, 30))))
         for number in range(30):
             for topic in topics:
-                listeners = int(topic == "NEWS.0")
-                assert writer.publish(topic, number)[1:] == (listeners, 1)
+                assert writer.publish(topic, number)[1:] == (int(topic == "NEWS.0"), 1)
         for wait in waits:
             assert wait.result(SOON.total_seconds()) == list(range(30))
     assert "published" not in {message.event for message in reader.messages(NOW)}
