@@ -97,6 +97,8 @@ class RefusedCalls:
 def rule_of_call(sql: str, params: Params) -> NeededRule:
     """Return the rule that a call needs; its first arguments are a node and a destination."""
     ident, dest = (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
+    if isinstance(dest, list) and len(dest) == 1:
+        (dest,) = dest
     if not isinstance(dest, str) or _LEASE_CALL.search(sql):
         dest = ""
     type_ = "Topic" if _TOPIC_CALL.search(sql) else "Queue"

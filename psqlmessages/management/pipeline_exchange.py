@@ -90,6 +90,8 @@ class SparkExchangeState:
             self._compiled = self._compile(definition[0])
         exchange = self._compiled if row.is_running else None
         self._running_pks = () if exchange is None else (row.pk,)
+        if exchange is None:
+            self.counter_store.set_state(row.pk, [], is_failing=False)
         return exchange
 
     def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
@@ -137,7 +139,7 @@ class SparkExchangeState:
         self.counter_store.mark_written(
             self.counter_store.write(self.counter_store.list_rows(self._running_pks))
         )
-        may_lack_rules = self._may_lack_rules or self._rules.rules
+        may_lack_rules = self._running_pks and (self._may_lack_rules or self._rules.rules)
         if may_lack_rules and self._definition is not None and self._rules.is_due:
             self._may_lack_rules = False
             self._rules.check(self._definition[0], self._using)

@@ -1,4 +1,4 @@
-"""Store since when a worker of an exchange fails."""
+"""Store since when a worker of an exchange lacks rules or has errors."""
 
 from typing import ClassVar
 

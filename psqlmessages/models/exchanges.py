@@ -154,7 +154,8 @@ class ExchangeCount(models.Model):
     last heartbeat. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
     failures of one destination, whose position is ``destination``. For all other outcomes
     ``destination`` is -1. The row of outcome ``ok`` also has the rules that the worker lacks, and
-    ``failing_since``: since when it has lacked rules or failed without a success, None if it works.
+    ``failing_since``: since when it has lacked rules, or had errors without a success (see
+    ``ExchangeLog.is_failing``); None if it works.
     """
 
     class Outcome(models.TextChoices):

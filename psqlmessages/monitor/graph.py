@@ -54,25 +54,23 @@ _EXCHANGES_QUERY: Final = """
          FROM psqlmessages_exchangecount AS c CROSS JOIN LATERAL unnest(c.missing_rules) AS r (rule)
          WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
            AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
-        failing.since,
-        -- When the first failed element of the source is available again.
-        (SELECT min(e.available_at) FROM (
-            SELECT e.available_at, e.tries FROM psqlmessages_queue AS q
-            JOIN psqlmessages_element AS e ON e.queue_id = q.id
-            WHERE q.name = x.source_queue AND x.source_namespace = %s AND failing.since IS NOT NULL
+        (SELECT min(c.failing_since) FROM psqlmessages_exchangecount AS c
+         WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
+           AND c.seen_at > statement_timestamp() - make_interval(secs => %s))
+    FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
+"""
+# Only the first scheduled elements are searched for failed ones, so that the cost is limited.
+_QUEUES_QUERY: Final = f"""
+    SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES},
+        failed.number, failed.next_try_at
+    FROM psqlmessages_queue CROSS JOIN LATERAL (
+        SELECT count(*) AS number, min(e.available_at) AS next_try_at FROM (
+            SELECT e.available_at, e.tries FROM psqlmessages_element AS e
+            WHERE e.queue_id = psqlmessages_queue.id
               AND e.available_at > statement_timestamp() AND e.lease IS NULL
             ORDER BY e.available_at LIMIT %s
-         ) AS e WHERE e.tries > 0)
-    FROM psqlmessages_exchange AS x
-    LEFT JOIN LATERAL (
-        SELECT min(c.failing_since) AS since FROM psqlmessages_exchangecount AS c
-        WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
-          AND c.seen_at > statement_timestamp() - make_interval(secs => %s)
-    ) AS failing ON true ORDER BY x.name LIMIT %s
-"""
-_QUEUES_QUERY: Final = f"""
-    SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES}
-    FROM psqlmessages_queue WHERE psqlmessages_queue.name = ANY (%s) AND {EXISTS}
+        ) AS e WHERE e.tries > 0
+    ) AS failed WHERE psqlmessages_queue.name = ANY (%s) AND {EXISTS}
 """  # noqa: S608 - built from constants
 
 # The monotonic time until which to skip a namespace, by alias.
@@ -82,8 +80,7 @@ _skipped_until: dict[str, float] = defaultdict(float)
 async def read_graph() -> str | None:
     """Read the graph as JSON text; None if it cannot be read."""
     home = router.db_for_read(Exchange)
-    limits = (home, MAX_LISTED, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES + 1)
-    query = (_EXCHANGES_QUERY, (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, *limits))
+    query = (_EXCHANGES_QUERY, (*[WORKER_TIMEOUT_SECONDS] * 3, MAX_EXCHANGES + 1))
     rows = await fetch_rows(home, query, _TIMEOUT_SECONDS)
     if rows is None:
         return None
@@ -108,7 +105,7 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
     """Read queues of a namespace; their sizes are None if its database does not answer."""
     rows = None
     if time.monotonic() >= _skipped_until[alias]:
-        query = (_QUEUES_QUERY, (*size_limits(MAX_LISTED), sorted(names)))
+        query = (_QUEUES_QUERY, (*size_limits(MAX_LISTED), MAX_LISTED, sorted(names)))
         rows = await fetch_rows(alias, query, _TIMEOUT_SECONDS)
         if rows is None:
             _skipped_until[alias] = time.monotonic() + _SKIP_SECONDS
@@ -116,7 +113,8 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
     queues = []
     for name in sorted(names):
         # A queue without a row does not exist yet: it is empty.
-        key, is_paused, sizes = columns_by_name.get(name, (None, False, [0, 0, 0]))
+        no_row = (None, False, [0, 0, 0], 0, None)
+        key, is_paused, sizes, failed, next_try_at = columns_by_name.get(name, no_row)
         queues.append(
             {
                 "ns": alias,
@@ -125,6 +123,9 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
                 "is_paused": is_paused,
                 # Available, scheduled and reserved; MAX_LISTED + 1 means more than MAX_LISTED.
                 "sizes": None if rows is None else [min(size, MAX_LISTED + 1) for size in sizes],
+                # Failed elements that wait for a retry, and the time of the first retry.
+                "failed": failed,
+                "next_try_at": next_try_at and next_try_at.timestamp(),
             }
         )
     return queues
@@ -132,7 +133,7 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
 
 def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
     key, name, namespace, queue, is_running, workers, destinations, counts, *state = row
-    missing_rules, failing_since, next_try_at = state
+    missing_rules, failing_since = state
     return {
         "id": key,
         "name": name,
@@ -140,9 +141,8 @@ def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
         "is_running": is_running,
         "workers": workers,
         "missing_rules": missing_rules,
-        # None: it does not fail; no failed element waits, or the source is in another database.
+        # None: its processes have their rules, and no errors.
         "failing_since": failing_since and failing_since.timestamp(),
-        "next_try_at": next_try_at and next_try_at.timestamp(),
         "destinations": [
             {"to": [ns, name], "selector": selector, "count": counts.get(str(position), 0)}
             for position, (ns, name, selector) in enumerate(destinations)

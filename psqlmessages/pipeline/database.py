@@ -7,7 +7,6 @@ plans and shows them in its web UI.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -25,7 +24,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from psqlmessages.client import calls
 from psqlmessages.client.connection import is_broken
-from psqlmessages.exceptions import ConnectionLost, MessagesError, ServerUnreachable
+from psqlmessages.client.refused_calls import caller_of
+from psqlmessages.exceptions import Caller, ConnectionLost, MessagesError, ServerUnreachable
 from psqlmessages.pipeline.errors import LoginRefused, NoValidDsn, ReusedConnectionLost
 from psqlmessages.pipeline.private_folder import user_folder
 from psqlmessages.retry import Backoff, RateLimitedLogger
@@ -214,11 +214,20 @@ class Database:
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
         self._close_count = 0
+        self._role = Caller().role
 
     def call(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
         """Call a function that returns JSON; raise MessagesError if the result has an error."""
-        ((answer,),) = self.fetch_rows(sql, parameters)
-        return calls.raise_for_error(json.loads(answer) if isinstance(answer, str) else answer)
+        return self.run_call(calls.Call(sql, tuple(parameters), calls.raise_for_error))
+
+    def run_call(self, call: calls.Call[T]) -> T:
+        """Run a call; return its result, or raise its error with the caller, for its text."""
+        rows = self.fetch_rows(call.sql, call.params)
+        try:
+            return call.read(rows[0][0] if rows else None)
+        except MessagesError as error:
+            error.caller = caller_of(self._role, call.sql, call.params)
+            raise
 
     def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
@@ -257,6 +266,7 @@ class Database:
             except psycopg.OperationalError as error:
                 raise connection_error(str(error)) from None
             record_reached_address(address)
+            self._role = self._connection.info.user
         connection = self._connection
         try:
             return connection.execute(sql.encode(), parameters or None).fetchall()

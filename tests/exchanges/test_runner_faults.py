@@ -6,7 +6,12 @@ import re
 import pytest
 
 from project.postgres import Server
+from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.exchanges.engine.batch import ExchangePlan, RoutedBatch
+from psqlmessages.exchanges.engine.counters import ExchangeCounters
+from psqlmessages.exchanges.engine.runner import ExchangeLog
 from psqlmessages.exchanges.selectors import selector
+from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.stats import read_missing_rules
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.conftest import TypeIn
@@ -109,6 +114,18 @@ def test_a_copy_that_cannot_be_fails_alone(field: Field):
     assert field.default.query(STATE.replace("SELECT", "SELECT e.tries > 0,"), "a")
 
 
+def test_a_process_fails_after_an_error_until_an_attempt_succeeds(field: Field):
+    field.define(x1=flow("a", "b"))
+    plan = ExchangePlan.of(repository.compile_exchange(Exchange.objects.get()))
+    log = ExchangeLog(plan, ExchangeCounters())
+    failed = RoutedBatch(plan, outcome_of={"1": ("ok", 0.0)}, failed={"1"})
+    for succeed in (log.on_queue_empty, lambda: log.on_batch_finished(failed, 0.1)):
+        log.on_error(ServerUnreachable("down"))
+        assert log.is_failing
+        succeed()
+        assert not log.is_failing, "failed elements wait, and the others are delivered"
+
+
 def test_failing_selectors_are_logged_once(field: Field, caplog):
     caplog.set_level(logging.WARNING, "psqlmessages")
     failing = "msg.headers.gone == 1"
@@ -135,7 +152,6 @@ def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, oth
         field.default.push_many("a", bodies[30:])
         with working():
             field.until_idle()
-            field.until(ExchangeCount.objects.exclude(failing_since=None).exists)
         assert sorted(field.default.bodies("b"), key=int) == bodies
         assert re.fullmatch(r'[1-9]\d* {"bad": 1} bad', field.default.query(STATE, "a"))
     finally:

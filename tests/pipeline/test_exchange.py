@@ -14,13 +14,14 @@ from pyspark.sql import SparkSession
 from psqlmessages.exchanges import selectors
 from psqlmessages.exchanges.engine.counters import BAD_SELECTOR, OK, TO
 from psqlmessages.exchanges.store import repository
-from psqlmessages.models import ExchangeCount, PipelineJob
+from psqlmessages.management.pipeline_exchange import SparkExchangeState
+from psqlmessages.models import Exchange, ExchangeCount, PipelineJob
 from psqlmessages.pipeline.exchange.driver import SparkExchanges
 from psqlmessages.pipeline.exchange.source import TaskCounts
 from psqlmessages.pipeline.job_runner import cause_line
 from tests.exchanges.cases import CASES
 from tests.exchanges.conftest import namespace
-from tests.exchanges.field import AWAITED, Field
+from tests.exchanges.field import AWAITED, Field, flow
 from tests.pipeline import exchange_selectors
 from tests.pipeline.processes import until
 
@@ -195,6 +196,21 @@ def test_executors_without_code_are_named(field: Field, lone: Callable[..., Runn
 def command(spark: SparkSession, monkeypatch) -> Callable[..., None]:
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     return lambda *words: call_command("psqlmessages", "pipeline", "exchange", *words)
+
+
+def test_a_stopped_exchange_on_spark_is_not_blocked(field: Field):
+    field.define(x1=flow("a", "b"))
+    field.default.connection.execute("DELETE FROM messages.auth")
+    state = SparkExchangeState("x1")
+    shown = []
+    for is_running in (True, False, True):
+        repository.set_running("x1", is_running=is_running)
+        state.read()
+        state.write()
+        (row,) = state.counter_store.list_rows([Exchange.objects.get().pk])
+        shown.append((row.missing_rules != [], row.failing_since))
+    assert shown[0][0]
+    assert shown[1:] == [(False, None)] * 2, "the rules have not been checked again"
 
 
 def test_the_command_ends_with_its_exchange(field: Field, command: Callable[..., None], capsys):

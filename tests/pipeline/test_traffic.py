@@ -17,6 +17,7 @@ from django.core.management import CommandError, call_command
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from project.postgres import Server
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.management.pipeline import JobContext
 from psqlmessages.pipeline import job_runner, traffic
@@ -212,12 +213,14 @@ def test_the_command_counts_available_elements_and_fails_without_a_right(
     assert field.job("state", "rows", "lag_seconds", "error") == ("stopped", 42, 0.0, "")
     assert field.written() == field.expected() != {}
     field.owner.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")
-    with pytest.raises((SystemExit, MessagesError)):
-        call_command(*command, "--topic", "ORDERS", "--checkpoint", str(tmp_path / "none"))
-    state, error = field.job("state", "error")
-    assert (state, "pipeline.traffic" in error) == ("failed", True)
     see = "See https://psqlmessages.readthedocs.io/en/stable/reference/errors/#error-16"
-    assert capsys.readouterr().err == f"psqlmessages: {error}\n{see}\n"
+    for topics, dest in (("ORDERS", "ORDERS"), ("*", "*"), ("ORDERS,B", "TOPIC")):
+        with pytest.raises((SystemExit, MessagesError)):
+            call_command(*command, "--topic", topics, "--checkpoint", str(tmp_path / "none"))
+        state, error = field.job("state", "error")
+        rule = f"('{Server.owner}', 'pipeline.traffic', 'Topic', '{dest}', 'R', 60)"
+        assert (state, rule in error) == ("failed", True), error
+        assert capsys.readouterr().err == f"psqlmessages: {error}\n{see}\n"
     assert not (tmp_path / "none").exists()
 
 

@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from time import sleep
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline import offsets
 from psqlmessages.pipeline.archive import mark_calls, store
@@ -22,8 +21,6 @@ from psqlmessages.pipeline.errors import MessagesGone
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-T = TypeVar("T")
 
 # The node that reads. It differs from the node of the marks. Otherwise a stopping query, which
 # still renews its subscriptions, could set a mark again that was just removed.
@@ -126,7 +123,7 @@ class ArchiveJob:
             self.archive.write(batch, self._check_and_mark)
             # Move only existing marks: do not mark topics whose mark was removed.
             archived = self.archive.log.positions
-            marked = _call(self._database, mark_calls.list_marked())
+            marked = self._database.run_call(mark_calls.list_marked())
             self._mark({topic: archived[topic] for topic in marked if topic in archived})
             store.compact_some(self.archive)
 
@@ -177,7 +174,7 @@ class ArchiveJob:
 
     def _mark(self, positions: Mapping[str, int]) -> None:
         if positions:
-            _call(self._database, mark_calls.mark(positions))
+            self._database.run_call(mark_calls.mark(positions))
 
     def _have_marks_changed(self, database: Database, topics: list[str]) -> bool:
         try:
@@ -187,10 +184,5 @@ class ArchiveJob:
             return False
 
     def _read_marked(self, database: Database) -> list[str]:
-        marked = _call(database, mark_calls.list_marked())
+        marked = database.run_call(mark_calls.list_marked())
         return [topic for topic in marked if mark_calls.can_be_archived(topic)]
-
-
-def _call(database: Database, call: Call[T]) -> T:
-    rows = database.fetch_rows(call.sql, call.params)
-    return call.read(rows[0][0] if rows else None)

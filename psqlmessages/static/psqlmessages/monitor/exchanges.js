@@ -1,7 +1,7 @@
 /** Exchanges: queues and exchanges with their rates, as a graph and as tables. */
 
 import { byId, setText, show } from "./dom.js";
-import { clock, count, elapsed, rate, UNKNOWN } from "./format.js";
+import { count, date, elapsed, rate, UNKNOWN } from "./format.js";
 import { Graph } from "./graph_draw.js";
 import { gettext, ngettext } from "./i18n.js";
 import { settings, start } from "./page.js";
@@ -58,11 +58,13 @@ const rates = new Rates();
 const tables = Object.fromEntries(["exchanges", "copies", "queues"].map((name) => [name, new Table(byId(name))]));
 let home = "default";
 let now = 0;
+let queues = new Map();
 
 start(
   null,
   (frame) => {
     ({ home, now } = frame);
+    queues = new Map(frame.queues.map((queue) => [queueKey(queue), queue]));
     rates.update(frame);
     const edges = frame.exchanges.flatMap(edgesOf);
     showCounts(frame);
@@ -185,20 +187,23 @@ function pageUrl(pattern, id) {
 function stateOf(exchange) {
   const { is_running: isRunning, workers, missing_rules: missingRules, failing_since: since } = exchange;
   if (!isRunning) return gettext("stopped");
-  const times = since === null ? null : { time: clock(since), retry: retryText(exchange) };
+  if (workers === 0) return gettext("no process");
+  const failed = failedText(exchange);
+  const time = since === null ? "" : date(since);
   if (missingRules.length) {
     const rules = missingRules.map((rule) => gettext("missing rule in {rule}", { rule })).join(" ");
-    return times ? gettext("blocked since {time}, {retry}: {rules}", { ...times, rules }) : gettext("blocked: {rules}", { rules });
+    return (time ? gettext("blocked since {time}", { time }) : gettext("blocked")) + `${failed}: ${rules}`;
   }
-  if (times) return gettext("failing since {time}, {retry}: read the logs of its processes", times);
-  if (workers === 0) return gettext("no process");
-  return ngettext("{number} process", "{number} processes", workers, { number: count(workers) });
+  if (time) return gettext("failing since {time}{failed}: read the logs of its processes", { time, failed });
+  return ngettext("{number} process", "{number} processes", workers, { number: count(workers) }) + failed;
 }
 
-/** When elements are tried again: failed ones after a pause of up to 5 min, others within 5 s. */
-function retryText({ next_try_at: nextTryAt, source }) {
-  if (nextTryAt !== null) return gettext("next try in {time}", { time: elapsed(Math.max(0, nextTryAt - now)) });
-  return source[0] === home ? gettext("next try within 5 s") : gettext("next try within 5 min");
+/** Failed elements that wait in the source, and when the first is tried again; "" without any. */
+function failedText({ source: [ns, queue] }) {
+  const { failed, next_try_at: nextTryAt } = queues.get(queueKey({ ns, queue }));
+  if (!failed) return "";
+  const time = elapsed(Math.max(0, nextTryAt - now));
+  return `, ${ngettext("{number} element failed, next try in {time}", "{number} elements failed, next try in {time}", failed, { number: count(failed), time })}`;
 }
 
 const perSecond = (speed) => (speed === null ? gettext("measuring") : `${rate(speed)}/s`);
