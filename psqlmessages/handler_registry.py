@@ -130,17 +130,15 @@ class HandlerRegistry:
             return [h for h in handlers if h.topic and matches(h.topic, message.topic)]
         if message.type == RPC:
             rpc_handlers = [h for h in handlers if not h.topic]
-            return [max(rpc_handlers, key=_specificity)] if rpc_handlers else []
+            # A name is more specific than a pattern, and a long pattern than a short one.
+            rpc_handlers.sort(key=lambda h: (not h.node.endswith("*"), len(h.node)))
+            return rpc_handlers[-1:]
         return []
 
     def list_handlers(self, node: str | None) -> list[Handler]:
         """List the handlers of a node, or of all nodes if ``node`` is None."""
         handlers = [*self._topics, *self._rpcs.values()]
         return [h for h in handlers if node is None or matches(h.node, node)]
-
-
-def _specificity(handler: Handler) -> tuple[bool, int]:
-    return not handler.node.endswith("*"), len(handler.node)
 
 
 registry = HandlerRegistry()

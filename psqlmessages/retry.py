@@ -1,10 +1,12 @@
-"""Retries and limits: backoff, rate-limited logging, token bucket, budget for lock waits."""
+"""Retries and limits: backoff, rate-limited logging, waits, token bucket, budget for lock waits."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
@@ -53,6 +55,13 @@ class Backoff:
             self.reset()
         # Delay even the first attempt, because a server's restart disconnects all clients.
         self.record_failure(now)
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, at most ``seconds``."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def error_line(error: object) -> str:

@@ -18,12 +18,13 @@ _STDERR: Final = 2
 
 @contextmanager
 def stop_on_signals(
-    stop: Callable[[], object], text: str, seconds: float | None = None
+    stop: Callable[[], object], work: str, seconds: float | None = None
 ) -> Iterator[None]:
-    """Call ``stop`` at the first SIGINT or SIGTERM and print ``text``; exit at the second.
+    """Call ``stop`` at the first SIGINT or SIGTERM, and print that; exit at the second.
 
-    ``seconds`` after the first signal, the process ends even if threads still run: see
-    :func:`exit_after`. Use this function in the main thread only.
+    ``work`` names what is finished first, such as "batch". ``seconds`` after the first signal, the
+    process ends even if threads still run: see :func:`exit_after`. Use this function in the main
+    thread only.
     """
     is_stopping = False
 
@@ -36,7 +37,8 @@ def stop_on_signals(
             exit_after(seconds)
         stop()
         # Not `print`, because the signal may have interrupted a call of `print`.
-        os.write(sys.stderr.fileno(), f"{text}\n".encode())
+        text = f"Stopping after the current {work}. Press Ctrl-C again to stop now.\n"
+        os.write(sys.stderr.fileno(), text.encode())
 
     with signal_handler(stop_or_end, *_SIGNALS):
         yield

@@ -105,7 +105,7 @@ def take_all(browser: Browser, example: Example) -> None:
     page.wait_for_timeout(TRAFFIC_MILLISECONDS)
     take_monitor(page)
     take_traffic(page, example)
-    take_admin(page)
+    take_others(page)
     page.set_viewport_size({"width": 1280, "height": 700})
     page.goto("/chat/")
     chat(page, other)
@@ -123,7 +123,6 @@ MONITOR_PAGES = {
     "exchanges": ("exchanges/", 900, ".edge.copy.busy"),
     "queues": ("queues/", 640, "tbody tr"),
     "streams": ("streams/", 640, "tbody tr"),
-    "stored": ("stored/?topic=SHIPMENTS", 800, "tbody tr"),
     "nodes": ("nodes/", 640, "tbody tr"),
     "node": ("nodes/DEMO.BOARD/", 900, "h1"),
 }
@@ -150,20 +149,23 @@ def take_monitor(page: Page) -> None:
             save(page, f"{name}-narrow")
 
 
-# For each picture: the page, the height of the window, and the elements that must be visible.
-ADMIN_PAGES = {
+# Pages that are not live.
+OTHER_PAGES = {
     "rules": ("/admin/psqlmessages/auth/", 800, "#result_list tr"),
-    "admin-topic": ("/admin/psqlmessages/topic/DEMO.ORDERS/", 1000, "[data-topic] tr"),
+    "admin-topic": ("/admin/psqlmessages/topic/", 1000, "[data-topic] .status"),
     "admin-queues": ("/admin/psqlmessages/queue/", 640, "#result_list tr"),
+    "stored": ("/monitor/stored/?topic=SHIPMENTS", 640, ".tail li"),
     "api": ("/api/docs", 800, ".opblock"),
 }
 
 
-def take_admin(page: Page) -> None:
-    """Take pictures of the admin and of the page of the REST API."""
-    for name, (path, height, visible) in ADMIN_PAGES.items():
+def take_others(page: Page) -> None:
+    """Take pictures of the admin, stored messages and the page of the REST API."""
+    for name, (path, height, visible) in OTHER_PAGES.items():
         page.set_viewport_size({"width": 1280, "height": height})
         page.goto(path)
+        if name == "admin-topic":
+            page.get_by_role("link", name="DEMO.ORDERS").click()
         expect(page.locator(visible).first).to_be_visible()
         if name == "rules":  # the browser remembers it for the other pages
             page.get_by_role("button", name="Toggle navigation").click()

@@ -29,8 +29,8 @@ from psqlmessages.admin.exchange_forms import (
     ExchangeForm,
 )
 from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, Histogram
-from psqlmessages.exchanges.engine.dry_run import DryRun, DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.model import ident_of
+from psqlmessages.exchanges.routing import DryRun, DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.exchanges.store.permissions import add_missing_rules, find_missing_rules

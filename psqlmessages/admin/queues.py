@@ -115,7 +115,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             died=_sum_counts(F("dead_letters")),
         )
 
-    @admin.display(description=_("dead after"), ordering="max_tries")
+    @admin.display(description=_("max attempts"), ordering="max_tries")
     def tries(self, queue: Queue) -> str:
         """Return the maximum of failed attempts and the dead-letter queue; "-" without one."""
         if queue.max_tries is None:

@@ -14,7 +14,7 @@ from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.handler_runs import HandlerTasks
-from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.messages import Message, PendingCall, unanswered_if_not_sent
 from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, complete_conninfo
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
@@ -100,12 +100,12 @@ class AsyncNode(NodeBase):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        with calls.unanswered_if_not_sent(message):
+        with unanswered_if_not_sent(message):
             await self._session.submit(calls.return_(message.sender, message.token or "", body))
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
-        with calls.unanswered_if_not_sent(message):
+        with unanswered_if_not_sent(message):
             await self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     # Streams
@@ -223,7 +223,8 @@ class AsyncNode(NodeBase):
             pending.on_answer = partial(_wake, answered)
             self._set_deadline(pending, seconds)
             await answered
-            return await self._session.run_steps(self._state.next_body(pending))
+            answer = await self._session.run_steps(self._state.next_answer(pending, self))
+            return answer.content
         finally:
             self._state.end_call(pending)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import Any
@@ -26,6 +25,7 @@ from psqlmessages.client.transactions import (
     transaction,
 )
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
+from psqlmessages.retry import wait_for_event
 
 _CLOSING_SECONDS = 5.0
 
@@ -132,9 +132,7 @@ class AsyncQueueConsumer:
         woken.clear()
         if step.is_ready() or self._state.is_stopped:
             return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(step.deadline - monotonic(), MAX_WAIT_SECONDS)):
-                await woken.wait()
+        await wait_for_event(woken, min(step.deadline - monotonic(), MAX_WAIT_SECONDS))
 
     def _submit(
         self, call: Call[AckResult], retry_until: float = -inf, batch: LeasedBatch | None = None

@@ -38,6 +38,7 @@ from psqlmessages.client.transactions import (
     run_transaction_async,
 )
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, NodeClosed
+from psqlmessages.retry import wait_for_event
 
 T = TypeVar("T")
 
@@ -398,9 +399,7 @@ class AsyncNodeSession:
         if until > now:
             if self._queue:
                 until = min(until, self._queue[0].deadline)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(until - now):
-                    await self._wakeup.wait()
+            await wait_for_event(self._wakeup, until - now)
             return
         try:
             await self._connect()

@@ -7,8 +7,7 @@ of these functions, so some docstrings describe what the call does when it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -16,7 +15,6 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors
 
-from psqlmessages.client.messages import Message
 from psqlmessages.exceptions import (
     ConnectionLost,
     InvalidArgument,
@@ -31,16 +29,6 @@ T = TypeVar("T")
 
 # A call that fails with one of these errors has sent no message.
 NOTHING_SENT: Final = (InvalidArgument, TypeError, ValueError, psycopg.Error)
-
-
-@contextmanager
-def unanswered_if_not_sent(message: Message) -> Iterator[None]:
-    """Mark a message as not answered if its answer fails and was not sent."""
-    try:
-        yield
-    except NOTHING_SENT:
-        message.is_answered = False
-        raise
 
 
 _SET_UP: Final = (

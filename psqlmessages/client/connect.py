@@ -131,27 +131,45 @@ _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN conca
 )
 # At a stricter isolation level, concurrent calls cause serialization errors for each other.
 _SET_STATEMENT_TIMEOUT: Final = """
-    SELECT CASE WHEN pg_backend_pid() = %s THEN concat(
-        set_config('statement_timeout', %s::text, false),
+    SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat(
+        set_config(
+            'statement_timeout', coalesce(%(timeout)s, current_setting('statement_timeout')), false
+        ),
         set_config('default_transaction_isolation', 'read committed', false)
     ) END
 """
 
 
-async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> bool:
-    """Set a statement timeout and the isolation level; return False if there is a pooler.
+async def connect_async(
+    dsn: str, name: str, answer_seconds: float, statement_seconds: float | None = None
+) -> AsyncConnection:
+    """Connect with autocommit; set the isolation level and, if given, a statement timeout.
 
-    Behind a pooler, set nothing, and stop preparing statements. The pooler may give the backend
+    ``name`` is for application_name.
+    Behind a pooler, set nothing, and do not prepare statements. The pooler may give the backend
     with our settings and statements to another client, and give us a backend without them.
     """
-    cursor = await connection.execute(
-        _SET_STATEMENT_TIMEOUT, (connection.info.backend_pid, int(seconds * 1000))
-    )
-    row = await cursor.fetchone()
-    is_direct = row is not None and row[0] is not None
-    if not is_direct:
+    timeout = None if statement_seconds is None else f"{statement_seconds * 1000:.0f}"
+    set_up = (_SET_STATEMENT_TIMEOUT, {"timeout": timeout})
+    connection = await _connect_async(complete_conninfo(dsn, name), answer_seconds, *set_up)
+    if connection.is_pooled:
         connection.prepare_threshold = None
-    return is_direct
+    return connection
+
+
+async def _connect_async(
+    conninfo: str, answer_seconds: float, set_up: str, parameters: dict[str, Any]
+) -> AsyncConnection:
+    connection = await AsyncConnection.connect(conninfo, autocommit=True)
+    connection.answer_seconds = answer_seconds
+    try:
+        parameters = {"pid": connection.info.backend_pid, **parameters}
+        ((result,),) = await (await connection.execute(set_up, parameters)).fetchall()
+    except BaseException:
+        await connection.close()
+        raise
+    connection.is_pooled = result is None
+    return connection
 
 
 class Connector:
@@ -174,14 +192,15 @@ class Connector:
         try:
             connection = Connection.connect(self._conninfo, autocommit=True)
             connection.answer_seconds = self._answer_seconds
+            parameters = {"pid": connection.info.backend_pid, **self._keepalives}
             try:
-                row = connection.execute(_SET_KEEPALIVES, self._parameters(connection)).fetchone()
+                ((result,),) = connection.execute(_SET_KEEPALIVES, parameters).fetchall()
             except BaseException:
                 connection.close()
                 raise
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        if self._has_own_backend(row):
+        if result is not None or self._is_session_pooler:
             return connection
         # Close the connection first: the pooler may have no backends left for the detection.
         address = host_and_port(connection)
@@ -193,26 +212,14 @@ class Connector:
     async def connect_async(self) -> AsyncConnection:
         """See :meth:`connect`."""
         try:
-            connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
-            connection.answer_seconds = self._answer_seconds
-            try:
-                cursor = await connection.execute(_SET_KEEPALIVES, self._parameters(connection))
-                row = await cursor.fetchone()
-            except BaseException:
-                await connection.close()
-                raise
+            set_up = (_SET_KEEPALIVES, self._keepalives)
+            connection = await _connect_async(self._conninfo, self._answer_seconds, *set_up)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        if self._has_own_backend(row):
+        if not connection.is_pooled or self._is_session_pooler:
             return connection
         address = host_and_port(connection)
         await connection.close()
         await asyncio.to_thread(refuse_shared_connections, self._conninfo, address)
         self._is_session_pooler = True
         return await self.connect_async()
-
-    def _parameters(self, connection: Connection | AsyncConnection) -> dict[str, int]:
-        return {"pid": connection.info.backend_pid, **self._keepalives}
-
-    def _has_own_backend(self, row: tuple[Any, ...] | None) -> bool:
-        return self._is_session_pooler or (row is not None and row[0] is not None)

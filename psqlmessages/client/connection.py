@@ -325,9 +325,13 @@ class Waker:
 
 
 class PreparedCallsMixin:
-    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``)."""
+    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``).
+
+    ``is_pooled``: there is a pooler, as far as the module ``connect`` has found out.
+    """
 
     answer_seconds = 60.0
+    is_pooled = False
 
     @cached_property
     def _statements(self) -> StatementCache:

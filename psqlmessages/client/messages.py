@@ -1,17 +1,24 @@
-"""Messages of a node: notifications, their parsed headers, and answers of pending calls."""
+"""Messages of a node: notifications, large bodies, headers, and answers of pending calls."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import islice
 from math import inf
 from typing import Any, Final, Protocol
 
+import psycopg
+
+from psqlmessages import wire
+from psqlmessages.client import calls
 from psqlmessages.client.heartbeat import PROBE
-from psqlmessages.exceptions import CalleeGone, MessagesError
+from psqlmessages.client.transactions import Steps
+from psqlmessages.exceptions import CalleeGone, ConnectionLost, MessagesError
 from psqlmessages.wire import MalformedPayload
 
 RPC = "Rpc"
@@ -106,6 +113,37 @@ class Notification:
         self.is_large = "Dkey" in self.header
 
 
+def message_of(notification: Notification, text: str | None, replier: Replier) -> Message:
+    """Create a message with the decoded ``text`` as body; raise MalformedPayload."""
+    get, kind = notification.header.get, notification.header["Type"]
+    to = get("To", "")
+    # A dozen keyword arguments would double the time of this function.
+    return Message(
+        kind,
+        get("From", ""),
+        to,
+        None if text is None else wire.decode(text, get("Enc")),
+        get("Topic", to if kind == TOPIC else ""),
+        get("Evt", ""),
+        get("Ident", ""),
+        get("Token"),
+        get("Id"),
+        get("Size", 0),
+        away=notification.away,
+        replier=replier,
+    )
+
+
+@contextmanager
+def unanswered_if_not_sent(message: Message) -> Iterator[None]:
+    """Mark a message as not answered if its answer fails and was not sent."""
+    try:
+        yield
+    except calls.NOTHING_SENT:
+        message.is_answered = False
+        raise
+
+
 @dataclass(slots=True, eq=False)
 class PendingCall:
     """A call that waits for answers: notifications, or the error that ends the wait.
@@ -157,6 +195,55 @@ class PendingCall:
         self.is_sent = True
         if self._error is not None:
             self.add(self._error)
+
+
+# Large bodies: each is fetched together with those behind it in the inbox. No I/O.
+
+_MAX_BODIES: Final = 32
+# A larger batch would delay its first body and occupy memory.
+_MAX_BYTES: Final = 64 * 1024
+
+
+def fetch_text(notification: Notification, inbox: Iterable[Notification]) -> Steps[str | None]:
+    """Return the text of a body, fetched if large; raise MessagesError if it no longer exists."""
+    if not notification.is_large:
+        return notification.text
+    if notification.fetched_text is None:
+        batch = _large_bodies_from(notification, inbox)
+        if len(batch) > 1:
+            yield from _fetch_batch(batch)
+    if notification.fetched_text is None:
+        call = calls.get_data(notification.payload)
+        try:
+            payload = yield call
+        except ConnectionLost:
+            # Fetching changes nothing, so retry it on the next connection.
+            payload = yield call
+        notification.fetched_text = payload.text
+    return notification.fetched_text
+
+
+def _large_bodies_from(
+    notification: Notification, inbox: Iterable[Notification]
+) -> list[Notification]:
+    batch, size = [notification], notification.header.get("Size", 0)
+    for following in list(islice(inbox, _MAX_BODIES - 1)):
+        if following.is_large and following.fetched_text is None:
+            size += following.header.get("Size", 0)
+            if size > _MAX_BYTES:
+                break
+            batch.append(following)
+    return batch
+
+
+def _fetch_batch(batch: list[Notification]) -> Steps[None]:
+    try:
+        texts = yield calls.get_data_many([notification.payload for notification in batch])
+    except (MessagesError, psycopg.Error):
+        # A single body may cause the error, so each is fetched separately when its turn comes.
+        return
+    for notification, text in zip(batch, texts, strict=True):
+        notification.fetched_text = text
 
 
 # Header cache: headers of one sender and topic differ in size and id only, so parse one of them.

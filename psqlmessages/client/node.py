@@ -10,7 +10,7 @@ from typing import Any, Self
 from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.handler_runs import HandlerThreads
-from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.messages import Message, PendingCall, unanswered_if_not_sent
 from psqlmessages.client.methods import NodeBase, acting_method, method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, complete_conninfo
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
@@ -100,12 +100,12 @@ class Node(NodeBase):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        with calls.unanswered_if_not_sent(message):
+        with unanswered_if_not_sent(message):
             self._session.run(calls.return_(message.sender, message.token or "", body))
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
-        with calls.unanswered_if_not_sent(message):
+        with unanswered_if_not_sent(message):
             self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
     # Streams
@@ -241,7 +241,7 @@ class Node(NodeBase):
             self._session.run(calls.rpc(node, pending.token, body), seconds)
             pending.on_sent()
             if self._wait_for_answer(pending, deadline):
-                return self._session.run_steps(self._state.next_body(pending))
+                return self._session.run_steps(self._state.next_answer(pending, self)).content
         finally:
             self._state.end_call(pending)
         raise CallTimeout(f"no answer from {node} within {seconds:g} s")

@@ -1,4 +1,4 @@
-"""State of a node: messages, pending calls, registration, large bodies, counters. No I/O."""
+"""State of a node: messages, pending calls, registration, counters. No I/O."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from math import inf
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 
@@ -25,13 +24,14 @@ from psqlmessages.client.messages import (
     RECONNECTED,
     RETURN,
     SYS,
-    TOPIC,
     HeaderCache,
     Message,
     Notification,
     PendingCall,
     Replier,
     check_header,
+    fetch_text,
+    message_of,
     split_call,
 )
 from psqlmessages.client.options import Options
@@ -237,46 +237,27 @@ class NodeState:
     def _fetch_message(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
         """Create a message; if its large body cannot be fetched, ``body`` raises the error."""
         try:
-            text = yield from fetch_text(notification, self)
+            text = yield from fetch_text(notification, self.inbox)
         except (MessagesError, psycopg.Error) as error:
             self.counters.lost_bodies += 1
             self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
-            message = self.create_message(notification, None, replier)
-            if message is not None:
-                if not isinstance(error, MessagesError):
-                    error = MessagesError(error_line(error))
-                message.error = error
+            if not isinstance(error, MessagesError):
+                error = MessagesError(error_line(error))
+            message = message_of(notification, None, replier)
+            message.error = error
             return message
+        self.counters.fetched += 1
         return self.create_message(notification, text, replier)
 
     def create_message(
         self, notification: Notification, text: str | None, replier: Replier
     ) -> Message | None:
         """Create a message with the decoded ``text`` as body; None if the text is malformed."""
-        header = notification.header
-        content: Any = None
         try:
-            if text is not None:
-                content = wire.decode(text, header.get("Enc"))
+            return message_of(notification, text, replier)
         except MalformedPayload as error:
             self._on_malformed(error)
             return None
-        get, kind, to = header.get, header["Type"], header.get("To", "")
-        # A dozen keyword arguments would double the time of this method.
-        return Message(
-            kind,
-            get("From", ""),
-            to,
-            content,
-            get("Topic", to if kind == TOPIC else ""),
-            get("Evt", ""),
-            get("Ident", ""),
-            get("Token"),
-            get("Id"),
-            get("Size", 0),
-            away=notification.away,
-            replier=replier,
-        )
 
     # Calls and their answers
 
@@ -315,33 +296,19 @@ class NodeState:
         yield Wait(lambda: self.wakeups.has_new(topic), deadline)
         return self.wakeups.mark_seen(topic)
 
-    def next_body(self, pending: PendingCall) -> Steps[Any]:
-        """Return the body of the oldest received answer; raise the error that came instead."""
-        notification, text = yield from self._next_answer(pending)
-        try:
-            enc = notification.header.get("Enc")
-            return None if text is None else wire.decode(text, enc)
-        except MalformedPayload as error:
-            self._on_malformed(error)
-            raise MessagesError(f"{self.ident}: the answer is malformed") from None
-
     def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
         """Return the oldest received answer; raise the error that came instead."""
-        notification, text = yield from self._next_answer(pending)
-        message = self.create_message(notification, text, replier)
-        if message is None:
-            raise MessagesError(f"{self.ident}: the answer is malformed")
-        return message
-
-    def _next_answer(self, pending: PendingCall) -> Steps[tuple[Notification, str | None]]:
         notification = pending.answers.popleft()
         if isinstance(notification, MessagesError):
             raise notification
-        text = yield from fetch_text(notification, self)
+        text = yield from fetch_text(notification, self.inbox)
+        self.counters.fetched += notification.is_large
         header = notification.header
         if header.get("Err", "0") != "0":
             raise error_for(int(header["Err"]), text or header.get("Errstr", ""))
-        return notification, text
+        if (message := self.create_message(notification, text, replier)) is None:
+            raise MessagesError(f"{self.ident}: the answer is malformed")
+        return message
 
     # Connection
 
@@ -518,52 +485,3 @@ class NodeState:
             logger.debug("%s: an answer from %s came late", self.ident, sender)
             return True
         return False
-
-
-# Large bodies: each is fetched together with those behind it in the inbox. No I/O.
-
-_MAX_BODIES: Final = 32
-# A larger batch would delay its first body and occupy memory.
-_MAX_BYTES: Final = 64 * 1024
-
-
-def fetch_text(notification: Notification, state: NodeState) -> Steps[str | None]:
-    """Return the text of a body, fetched if large; raise MessagesError if it no longer exists."""
-    if not notification.is_large:
-        return notification.text
-    if notification.fetched_text is None:
-        batch = _large_bodies_from(notification, state)
-        if len(batch) > 1:
-            yield from _fetch_batch(batch, state)
-    if notification.fetched_text is None:
-        call = calls.get_data(notification.payload)
-        try:
-            payload = yield call
-        except ConnectionLost:
-            # Fetching changes nothing, so retry it on the next connection.
-            payload = yield call
-        notification.fetched_text = payload.text
-        state.counters.fetched += 1
-    return notification.fetched_text
-
-
-def _large_bodies_from(notification: Notification, state: NodeState) -> list[Notification]:
-    batch, size = [notification], notification.header.get("Size", 0)
-    for following in list(islice(state.inbox, _MAX_BODIES - 1)):
-        if following.is_large and following.fetched_text is None:
-            size += following.header.get("Size", 0)
-            if size > _MAX_BYTES:
-                break
-            batch.append(following)
-    return batch
-
-
-def _fetch_batch(batch: list[Notification], state: NodeState) -> Steps[None]:
-    try:
-        texts = yield calls.get_data_many([notification.payload for notification in batch])
-    except (MessagesError, psycopg.Error):
-        # A single body may cause the error, so each is fetched separately when its turn comes.
-        return
-    for notification, text in zip(batch, texts, strict=True):
-        notification.fetched_text = text
-        state.counters.fetched += text is not None

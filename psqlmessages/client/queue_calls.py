@@ -30,6 +30,7 @@ from psqlmessages.client.transactions import (
     TransactionCall,
     transaction,
 )
+from psqlmessages.client.wakeups import ListenResult
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many, list_values
 
@@ -69,18 +70,6 @@ class QueueSettings(NamedTuple):
     max_tries: int | None
     dead_letter_queue: str
     key_timeout: timedelta
-
-
-class ListenResult(NamedTuple):
-    """Result of listening to a queue: for ``seconds``, pushes notify its ``channel``.
-
-    ``next_seconds``: time until the next element becomes available; None if there is none.
-    """
-
-    channel: str
-    seconds: float
-    next_seconds: float | None
-    is_paused: bool
 
 
 @dataclass(slots=True)
@@ -455,11 +444,11 @@ def _encode_headers(headers: Headers | None) -> str | None:
         raise TypeError(f"headers must be a mapping with str keys: {headers!r:.100}")
     text = EncodedBody.of(dict(headers)).text
     # jsonb would turn 1e16 into an integer, so write it as 10000000000000000.0.
-    return _LARGE_FLOAT.sub(_with_point, text) if "e+" in text else text
-
-
-def _with_point(match: re.Match[str]) -> str:
-    return f"{Decimal(match[1]):f}.0" if match[1] else match[0]
+    if "e+" not in text:
+        return text
+    return _LARGE_FLOAT.sub(
+        lambda found: f"{Decimal(found[1]):f}.0" if found[1] else found[0], text
+    )
 
 
 def _check_mature(mature: datetime | None) -> datetime | None:

@@ -16,9 +16,9 @@ from psqlmessages.client import queue_calls
 from psqlmessages.client.calls import Call, is_transient
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.node_state import NodeState
-from psqlmessages.client.queue_calls import AckResult, Element, ListenResult, queue_listen
+from psqlmessages.client.queue_calls import AckResult, Element, queue_listen
 from psqlmessages.client.transactions import Steps, Wait
-from psqlmessages.client.wakeups import Waiter
+from psqlmessages.client.wakeups import ListenResult, Waiter
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 FOREVER: Final = timedelta.max

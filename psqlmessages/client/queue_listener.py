@@ -15,13 +15,8 @@ import psycopg
 from psycopg import sql
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import (
-    host_and_port,
-    refuse_shared_connections,
-    set_statement_timeout,
-)
+from psqlmessages.client.connect import connect_async, host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.client.wakeups import MOVED, QueueState
 from psqlmessages.exceptions import ConnectionShared
 from psqlmessages.retry import RateLimitedLogger
@@ -52,7 +47,7 @@ class QueueListener:
     """
 
     def __init__(self, dsn: str, name: str, *, may_poll: bool = False) -> None:
-        self._conninfo = complete_conninfo(dsn, name)
+        self._dsn, self._name = dsn, name
         self._may_poll = may_poll
         self._poll_until = -inf
         self._connection: AsyncConnection | None = None
@@ -117,13 +112,12 @@ class QueueListener:
         """Connect; return False if the caller must poll because a pooler shares connections."""
         if monotonic() < self._poll_until:
             return False
-        connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
-        connection.answer_seconds = ANSWER_SECONDS
+        limits = (ANSWER_SECONDS, ANSWER_SECONDS)
+        connection = await connect_async(self._dsn, self._name, *limits)
         try:
-            if not await set_statement_timeout(connection, ANSWER_SECONDS):
-                await asyncio.to_thread(
-                    refuse_shared_connections, self._conninfo, host_and_port(connection)
-                )
+            if connection.is_pooled:
+                address = host_and_port(connection)
+                await asyncio.to_thread(refuse_shared_connections, self._dsn, address)
         except BaseException as error:
             await connection.close()
             if not (self._may_poll and isinstance(error, ConnectionShared)):

@@ -9,7 +9,6 @@ from math import inf
 from typing import Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.queue_calls import ListenResult
 from psqlmessages.wire import MalformedPayload
 
 # Limit the number of counters, because there is one for each name in an event, and any client that
@@ -88,6 +87,18 @@ _LOCKED_POLL_SECONDS: Final = 1.0
 _LISTEN_AFTER_EMPTY_SECONDS: Final = 0.02
 # The event that a queue has a new channel, because a rule to read the queue was removed.
 MOVED: Final = "moved"
+
+
+class ListenResult(NamedTuple):
+    """Result of listening to a queue: for ``seconds``, pushes notify its ``channel``.
+
+    ``next_seconds``: time until the next element becomes available; None if there is none.
+    """
+
+    channel: str
+    seconds: float
+    next_seconds: float | None
+    is_paused: bool
 
 
 class QueueState(NamedTuple):

@@ -1,12 +1,10 @@
 """Exchanges: selectors and the pure routing function. Only the package ``store`` uses Django."""
 
 from psqlmessages.exchanges.model import (
-    HOP_HEADER,
     UNCHANGED,
     CompiledDestination,
     CompiledExchange,
     Delivery,
-    Outcome,
     QueueRef,
     RoutingResult,
     SelectorError,
@@ -19,12 +17,10 @@ from psqlmessages.exchanges.routing import route
 from psqlmessages.exchanges.selectors import Selector, SelectorContext, selector
 
 __all__ = [
-    "HOP_HEADER",
     "UNCHANGED",
     "CompiledDestination",
     "CompiledExchange",
     "Delivery",
-    "Outcome",
     "QueueRef",
     "RoutingResult",
     "Selector",

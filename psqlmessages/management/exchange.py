@@ -24,8 +24,8 @@ from psqlmessages.cli.output import (
     run_subcommand,
     subcommands,
 )
-from psqlmessages.exchanges.engine.dry_run import DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.model import SelectorInput
+from psqlmessages.exchanges.routing import DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.store import definitions, files, repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
 from psqlmessages.exchanges.store.permissions import find_missing_rules

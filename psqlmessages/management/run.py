@@ -13,8 +13,6 @@ from psqlmessages.handler_worker import HandlerWorker
 from psqlmessages.monitor.minute_writer import start_history_writer
 from psqlmessages.shutdown import stop_on_signals
 
-_STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
-
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="the node that receives")
@@ -43,7 +41,7 @@ def run(arguments: Namespace) -> int:
             concurrency=arguments.concurrency or get_settings().HANDLER_CONCURRENCY,
             stuck_after=timedelta(seconds=get_settings().HANDLER_SECONDS),
         )
-        with stop_on_signals(worker.stop, _STOPPING, get_settings().STOP_SECONDS):
+        with stop_on_signals(worker.stop, "messages", get_settings().STOP_SECONDS):
             topics = ", ".join(worker.listen()) or "no topic"
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"

@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
-from psqlmessages.client.connect import set_statement_timeout
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.queries import OBSERVING_QUERY
@@ -222,13 +221,10 @@ class MinuteWriter:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _write_while_locked(self) -> None:
-        dsn = complete_conninfo(direct_dsn(), "history")
-        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-            connection.answer_seconds = 2.0 * _QUERY_SECONDS
-            # False: there is a pooler, which may give the session with the lock to another client.
-            if not await set_statement_timeout(connection, _QUERY_SECONDS):
-                return
-            if not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
+        limits = (2 * _QUERY_SECONDS, _QUERY_SECONDS)
+        async with await connect_async(direct_dsn(), "history", *limits) as connection:
+            # A pooler may give the session with the lock to another client.
+            if connection.is_pooled or not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return
             self._queue_totals = None
             await self._end_periods(connection)

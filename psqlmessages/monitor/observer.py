@@ -7,7 +7,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -24,7 +23,7 @@ from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub, get_hub
 from psqlmessages.relay.socket import INTERNAL_ERROR
-from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.retry import RateLimitedLogger, wait_for_event
 
 # Observe for this long after the last page was closed, so that the history survives a page change.
 # Afterwards the monitor puts no load on the database.
@@ -189,9 +188,7 @@ class Observer:
             for viewer in new_viewers & self.viewers:
                 self._broadcast.send_snapshot(viewer, time.time())
             pause = _CHECK_SECONDS if is_successful else _RETRY_SECONDS
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._wakeup.wait()
+            await wait_for_event(self._wakeup, pause)
 
     async def _observe(self) -> bool:
         """Register a new observing node if necessary; return whether a node observes now."""

@@ -21,9 +21,8 @@ from psqlmessages.cli.doctor_checks import (
     MIN_OPEN_SECONDS,
     QUEUE_USAGE_QUERY,
 )
-from psqlmessages.client.connect import set_statement_timeout
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.models.names import patterns
 from psqlmessages.monitor.history import TopicHistory
 from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
@@ -94,7 +93,7 @@ class MonitorReader:
     """Runs queries on a connection that it opens on first use, and again after a loss."""
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = complete_conninfo(dsn, "monitor")
+        self._dsn = dsn
         self._connection: AsyncConnection | None = None
         self._lock = asyncio.Lock()
 
@@ -157,11 +156,9 @@ class MonitorReader:
                 await connection.close()
 
     async def _connect(self) -> AsyncConnection:
-        connection = await AsyncConnection.connect(self._dsn, autocommit=True)
-        connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
-        await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
-        self._connection = connection
-        return connection
+        seconds = _QUERY_TIMEOUT_SECONDS
+        self._connection = await connect_async(self._dsn, "monitor", 2 * seconds, seconds)
+        return self._connection
 
 
 async def read_once(
@@ -192,9 +189,8 @@ async def run_queries(
     if a schema, table or function is missing.
     """
     try:
-        address = complete_conninfo(database_dsn(alias), name)
-        async with await AsyncConnection.connect(address, autocommit=True) as connection:
-            await set_statement_timeout(connection, query_seconds)
+        limits = (2 * query_seconds, query_seconds)
+        async with await connect_async(database_dsn(alias), name, *limits) as connection:
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

@@ -10,9 +10,7 @@ from typing import Final
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
-from psqlmessages.client.connect import set_statement_timeout
-from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.client.options import complete_conninfo
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.refused_calls import OTHERS, NeededRule, refused_calls
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.monitor.names import ident_pattern
@@ -73,10 +71,8 @@ async def write_counts() -> None:
     try:
         if not (limited := _limit_rules(counts)):
             return
-        dsn = complete_conninfo(direct_dsn(), "refused calls")
-        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
-            connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
-            await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
+        name, seconds = "refused calls", _QUERY_TIMEOUT_SECONDS
+        async with await connect_async(direct_dsn(), name, 2 * seconds, seconds) as connection:
             columns = [*map(list, zip(*limited, strict=True)), list(limited.values())]
             await connection.execute(_ADD, columns)
             await connection.execute(_PRUNE)

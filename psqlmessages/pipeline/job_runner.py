@@ -27,7 +27,6 @@ _STOP_POLL_SECONDS: Final = 0.02
 _LAG_INTERVAL_SECONDS: Final = 0.5
 # The rate is an average over this time.
 _RATE_PERIOD_SECONDS: Final = 10.0
-_STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
 _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
 
 
@@ -82,7 +81,7 @@ class JobRunner:
         from pyspark.errors import StreamingQueryException
 
         try:
-            with stop_on_signals(self._stop, _STOPPING, stop_seconds):
+            with stop_on_signals(self._stop, "batch", stop_seconds):
                 while not self.query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     self._report()
                     if self._is_stopping:

@@ -9,9 +9,8 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import set_statement_timeout
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken, is_readable
-from psqlmessages.client.options import complete_conninfo
 from psqlmessages.exceptions import QueueNotExistent, ServerUnreachable
 from psqlmessages.models import Queue
 from psqlmessages.orm import counting_refused_calls
@@ -115,20 +114,13 @@ class Pool:
         if loop.time() < self._fail_fast_until:
             raise ServerUnreachable("the last attempt to connect has just failed")
         try:
-            address = complete_conninfo(self._dsn, self._name)
+            limits = (ANSWER_SECONDS, ANSWER_SECONDS * 0.8)
             async with asyncio.timeout(_CONNECT_SECONDS):
-                connection = await AsyncConnection.connect(address, autocommit=True)
-            connection.answer_seconds = ANSWER_SECONDS
-            try:
-                await set_statement_timeout(connection, ANSWER_SECONDS * 0.8)
-            except BaseException:
-                await connection.close()
-                raise
+                return await connect_async(self._dsn, self._name, *limits)
         except (psycopg.Error, TimeoutError) as error:
             self._failed_at = loop.time()
             self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        return connection
 
     async def _return_connection(self, connection: AsyncConnection, *, is_lost: bool) -> None:
         loop = asyncio.get_running_loop()

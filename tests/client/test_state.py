@@ -13,8 +13,8 @@ from psqlmessages import exceptions as errors
 from psqlmessages.client import calls
 from psqlmessages.client.calls import BackendInfo
 from psqlmessages.client.handlers import NodeHandlers
-from psqlmessages.client.messages import Message, Notification
-from psqlmessages.client.node_state import NodeState, fetch_text
+from psqlmessages.client.messages import Message, Notification, fetch_text
+from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.options import Options, complete_conninfo
 from psqlmessages.retry import Backoff
 
@@ -52,7 +52,7 @@ def test_no_notification_whatsoever_raises(raw: str):
 def test_a_body_beside_the_key_of_a_kept_one_is_not_believed():
     """A role that knows the channel can forge both, but cannot write to the table of bodies."""
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
-    script = fetch_text(Notification(header, "forged", "payload 1"), new_listening())
+    script = fetch_text(Notification(header, "forged", "payload 1"), ())
     assert next(script) == calls.get_data("payload 1")
 
 

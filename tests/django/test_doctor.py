@@ -16,10 +16,16 @@ from psycopg.conninfo import conninfo_to_dict
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.cli import doctor_checks, doctor_tables
-from psqlmessages.cli.doctor import CHECKS, run_checks
+from psqlmessages.cli import doctor, doctor_checks
+from psqlmessages.cli.doctor import (
+    CHECKS,
+    create_rights,
+    expired_bodies,
+    owners,
+    rules,
+    run_checks,
+)  # fmt: skip
 from psqlmessages.cli.doctor_checks import Check, Finding, FindingState
-from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.management import database
@@ -141,14 +147,14 @@ def test_prune_removes_stream_messages(shop: World, examined: RunCheck, changed:
     program.ok("subscribe", "B", "STREAM", 60)
     program.ok("publish", "A", "STREAM", "x")
     changed(neglected, neglected)
-    assert examined(doctor_tables.stream_tables).state is FindingState.OK
+    assert examined(doctor.stream_tables).state is FindingState.OK
     changed(held, neglected)
     program.ok("unsubscribe", "B", "STREAM")
     changed(neglected, neglected)
-    found = examined(doctor_tables.stream_tables)
+    found = examined(doctor.stream_tables)
     assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
     assert re.match("emptied tables of expired data: [01]; ended", pruned(shop, capsys))
-    assert examined(doctor_tables.stream_tables).state is FindingState.OK
+    assert examined(doctor.stream_tables).state is FindingState.OK
 
 
 def leave_a_transaction_open(shop: World) -> None:
@@ -184,7 +190,7 @@ PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
         rules, "there are no rules", lambda shop: shop.execute("DELETE FROM messages.auth")
     ),
     "old functions": (doctor_checks.installed, "functions of another version", go_back),
-    "a dead worker": (doctor_tables.dead_nodes, "worker: registered, but the connection", crash),
+    "a dead worker": (doctor.dead_nodes, "worker: registered, but the connection", crash),
     "a pooler": (doctor_checks.pooler, "shares connections by transaction", lambda _: None),
     "an open transaction": (
         doctor_checks.open_transactions, "(user1, no name) has been in a transaction",
@@ -197,7 +203,7 @@ PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
 def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch, problem: str):
     check, words, cause = PROBLEMS[problem]
     # Another test's node may run housekeeping at any time.
-    monkeypatch.setattr(doctor_tables, "HOUSEKEEPING_SECONDS", 0)
+    monkeypatch.setattr(doctor, "HOUSEKEEPING_SECONDS", 0)
     monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0)
     with ExitStack() as stack:
         # The superuser sees since when a transaction is open.

@@ -12,7 +12,7 @@ import pytest
 
 from project.postgres import Server
 from psqlmessages.exchanges import SelectorInput, selectors
-from psqlmessages.exchanges.engine.dry_run import dry_run_exchange
+from psqlmessages.exchanges.routing import dry_run_exchange
 from psqlmessages.exchanges.store import definitions, repository
 from tests.conftest import TestedServer
 from tests.contract.test_docs import answers, examples

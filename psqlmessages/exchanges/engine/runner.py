@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import NamedTuple
@@ -28,7 +27,7 @@ from psqlmessages.exchanges.engine.batch import (
 from psqlmessages.exchanges.engine.counters import BAD_SELECTOR, TO, ExchangeCounters
 from psqlmessages.exchanges.engine.remote import CircuitBreaker, RemotePusher, is_data_error
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection, Row
-from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line, wait_for_event
 
 logger = logging.getLogger("psqlmessages")
 
@@ -206,9 +205,7 @@ class ExchangeRunner:
 
     async def pause(self, seconds: float) -> None:
         """Wait after an error; return early if stopped."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+        await wait_for_event(self._stopping, seconds)
 
     def _wake_one(self) -> None:
         while self._waiters:
@@ -230,9 +227,7 @@ class ExchangeRunner:
         if not self.is_stopping:
             seconds = self._schedule.seconds_until_poll(queue_state, monotonic())
             self._schedule.lengthen()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._woken.wait()
+            await wait_for_event(self._woken, seconds)
 
 
 _ANSWER_SECONDS = 60

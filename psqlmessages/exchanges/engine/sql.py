@@ -11,12 +11,11 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
+from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
 from psqlmessages.exchanges.engine.batch import LocalCopy, RemoteCopy, RoutedBatch, TakenElement
 
 # Connections: opened when needed, and reopened after they break.
-
-CONNECT_SECONDS: Final = 5
 
 Row = tuple[Any, ...]
 
@@ -28,16 +27,6 @@ class Query:
     sql: str
     parameters: tuple[Any, ...] | None = None
     is_binary: bool = False
-
-
-# Override the isolation level of the role. At a stricter level, consumers of one queue would cause
-# serialization errors for each other, and copies of popped elements would be lost. Behind a pooler,
-# the parameter differs from the backend's pid. Do not change the level there, because other clients
-# may use the same backend.
-_READ_COMMITTED: Final = """
-    SELECT CASE WHEN pg_backend_pid() = %s
-        THEN set_config('default_transaction_isolation', 'read committed', false) END
-"""
 
 
 class ReconnectingConnection:
@@ -57,17 +46,8 @@ class ReconnectingConnection:
         """Return the connection; open it if necessary."""
         if self._connection is not None and not self._connection.closed:
             return self._connection
-        connection = await AsyncConnection.connect(
-            self._address, autocommit=True, connect_timeout=CONNECT_SECONDS
-        )
-        connection.answer_seconds = self._answer_seconds
-        try:
-            await connection.execute(_READ_COMMITTED, (connection.info.backend_pid,))
-        except BaseException:
-            await connection.close()
-            raise
-        self._connection = connection
-        return connection
+        self._connection = await connect_async(self._address, "exchange", self._answer_seconds)
+        return self._connection
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each."""

@@ -255,14 +255,6 @@ EXISTS: Final = """(
     NOT psqlmessages_queue.is_removed
     OR EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = psqlmessages_queue.id)
 )"""
-COUNTS: Final = """(
-    SELECT ARRAY[
-        coalesce(sum(c.puts), 0), coalesce(sum(c.gets), 0), coalesce(sum(c.reserves), 0),
-        coalesce(sum(c.commits), 0), coalesce(sum(c.rollbacks), 0),
-        coalesce(sum(c.dead_letters), 0), coalesce(sum(c.removes), 0)
-    ]::bigint[]
-    FROM psqlmessages_queuecount AS c WHERE c.queue_id = psqlmessages_queue.id
-)"""
 
 
 class QueueCounters(NamedTuple):
@@ -275,6 +267,13 @@ class QueueCounters(NamedTuple):
     rollbacks: int
     dead_letters: int
     removes: int
+
+
+_SUMS: Final = ", ".join(f"coalesce(sum(c.{name}), 0)" for name in QueueCounters._fields)
+COUNTS: Final = f"""(
+    SELECT ARRAY[{_SUMS}]::bigint[]
+    FROM psqlmessages_queuecount AS c WHERE c.queue_id = psqlmessages_queue.id
+)"""  # noqa: S608 - names of fields
 
 
 class ElementCounts(NamedTuple):

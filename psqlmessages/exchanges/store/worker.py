@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
@@ -26,7 +25,7 @@ from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
 from psqlmessages.orm import direct_dsn, resolve_alias
-from psqlmessages.retry import RateLimitedLogger, error_line
+from psqlmessages.retry import RateLimitedLogger, error_line, wait_for_event
 from psqlmessages.shutdown import stop_on_signals
 
 logger = logging.getLogger("psqlmessages")
@@ -85,9 +84,7 @@ class ExchangeWorker:
             await self._update_running()
             while not self._stopping.is_set():
                 on_check()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(CHECK_SECONDS):
-                        await self._stopping.wait()
+                await wait_for_event(self._stopping, CHECK_SECONDS)
                 if not self._stopping.is_set():
                     await self._run_once()
         finally:
@@ -227,8 +224,6 @@ async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
 # The command `exchange run`.
 
-_STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
-
 
 def run(names: Sequence[str], using: str) -> int:
     """Run the named exchanges, or all, until SIGINT or SIGTERM; return the exit code."""
@@ -259,5 +254,5 @@ async def _run(worker: ExchangeWorker, progress: Progress) -> None:
             progress.say(f"running {names}; press Ctrl-C to stop")
         progress.update(worker.counter_store.elements)
 
-    with stop_on_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
+    with stop_on_signals(stop, "batch", get_settings().STOP_SECONDS):
         await worker.run(show_progress)

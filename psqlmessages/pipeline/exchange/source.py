@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +36,7 @@ from psqlmessages.pipeline.exchange.definition import (
     read_inputs,
 )
 from psqlmessages.pipeline.source_options import refuse_unknown
-from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line, wait_for_event
 
 logger = logging.getLogger("psqlmessages")
 
@@ -241,8 +240,7 @@ class SourceWatcher:
             next_at = min([deadline, *(watched.next_at for watched in self._watched.values())])
             seconds_left = next_at - monotonic()
             if seconds_left > 0:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake_event.wait(), seconds_left)
+                await wait_for_event(self._wake_event, seconds_left)
             if monotonic() >= deadline:
                 return False
 
