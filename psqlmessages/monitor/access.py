@@ -47,6 +47,11 @@ def access_of(user: Any, granted: Set[str]) -> MonitorAccess:
     return MonitorAccess(can_view=True, can_view_bodies=VIEW_BODIES in granted)
 
 
+def may_in_admin(user: Any, permission: str) -> bool:
+    """Return whether a user has a permission in the admin, where "change" includes "view"."""
+    return user.has_perm(permission) or user.has_perm(permission.replace(".view_", ".change_"))
+
+
 def content_security_policy() -> str:
     """Build the policy: data come from this origin, files also from the origin of STATIC_URL."""
     static = urlsplit(settings.STATIC_URL or "")

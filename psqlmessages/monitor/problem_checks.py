@@ -28,6 +28,7 @@ from psqlmessages.monitor.formats import (
     format_age,
     format_count,
 )
+from psqlmessages.monitor.names import find_url
 from psqlmessages.monitor.problems import Describe, Link, Problem, ProblemCheck, Rows, Severity
 from psqlmessages.monitor.queries import CALLER_ROLE
 
@@ -151,13 +152,12 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
                 "The oldest element of “{queue}” has waited for {age}: the exchange “{exchange}”"
                 " takes no elements."
             )
-            command = exchange_command("run" if is_running else "start", exchange)
             if is_running:
                 cure = gettext("Read the logs of its workers, or start a worker: {command}")
+                cure = cure.format(command=exchange_command("run", exchange))
             else:
-                link, permissions = Link("exchange", str(key)), START_EXCHANGE
-                cure = gettext("Start the exchange on its page, or type: {command}")
-            cure = cure.format(command=command)
+                link = Link("exchange", str(key))
+                cure, permissions = _how_to_start(exchange)
         else:
             text = gettext(
                 "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
@@ -190,6 +190,21 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
 
 
 # Exchanges and jobs
+
+
+def _is_in_admin(model: str) -> bool:
+    """Return whether the project's admin has pages of this model."""
+    return bool(find_url(f"admin:psqlmessages_{model}_changelist"))
+
+
+def _how_to_start(exchange: str) -> tuple[str, Sequence[str]]:
+    """Return the cure for a stopped exchange, and the permissions for its page."""
+    command = exchange_command("start", exchange)
+    if _is_in_admin("exchange"):
+        cure = gettext("Start the exchange on its page, or type: {command}")
+        return cure.format(command=command), START_EXCHANGE
+    return gettext("Start the exchange: {command}").format(command=command), ()
+
 
 # The heartbeat of a worker is its row with the outcome 'ok'.
 _EXCHANGES_QUERY: Final = f"""
@@ -224,10 +239,7 @@ def _exchanges(rows: Rows, now: datetime, settings: Settings) -> Iterator[Proble
         if not is_running:
             severity, since = Severity.WARNING, waiting_since
             sentence = gettext("The exchange “{name}” is stopped, and elements wait in “{queue}”.")
-            permissions = START_EXCHANGE
-            cure = gettext("Start the exchange on its page, or type: {command}").format(
-                command=exchange_command("start", name)
-            )
+            cure, permissions = _how_to_start(name)
         elif not workers:
             severity, since = Severity.ERROR, last_beat
             if since is None:
@@ -240,7 +252,7 @@ def _exchanges(rows: Rows, now: datetime, settings: Settings) -> Iterator[Proble
             severity, since = Severity.ERROR, failing_since
             sentence = gettext("The exchange “{name}” is blocked: it lacks a rule.")
             namespace, _, statement = missing_rule.partition(": ")
-            if namespace == settings.DATABASE:
+            if namespace == settings.DATABASE and _is_in_admin("exchange"):
                 permissions = ADD_RULES_OF_EXCHANGE
                 cure = gettext(
                     "Add the rule on the page of the exchange, or run in the database {database}:"
@@ -272,7 +284,10 @@ def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
             text = gettext("The job “{job}” has sent no heartbeat for {age}.")
         reason = error or gettext("no error was recorded")
         sentence = text.format(job=job, error=reason, age=format_age(now - since))[:300]
-        cure = gettext("Start the job again, or delete it in the admin if it is not needed.")
+        if _is_in_admin("pipelinejob"):
+            cure = gettext("Start the job again, or delete it in the admin if it is not needed.")
+        else:
+            cure = gettext("Start the job again.")
         yield Problem(job, Severity.ERROR, sentence, Link("traffic"), cure, since)
 
 

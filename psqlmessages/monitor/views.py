@@ -25,6 +25,7 @@ from psqlmessages.monitor.access import (
     VIEW_MONITOR,
     content_security_policy,
     load_access,
+    may_in_admin,
 )
 from psqlmessages.monitor.listing import FRAGMENT
 from psqlmessages.monitor.minutes import history_url
@@ -133,7 +134,7 @@ def admin_page(
 
     ``is_change_page``: return the URL of the object with key 0 instead; callers replace the 0.
     """
-    if not request.user.has_perm(f"psqlmessages.view_{model}"):
+    if not may_in_admin(request.user, f"psqlmessages.view_{model}"):
         return ""
     if is_change_page:
         return find_url(f"admin:psqlmessages_{model}_change", "0")

@@ -13,7 +13,7 @@ from django.contrib.auth import get_backends, get_user_model
 from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.models import PermissionsMixin
 from django.core import signing
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import FieldDoesNotExist, FieldError, ValidationError
 from django.utils.crypto import constant_time_compare
 
 from psqlmessages.client.durations import Duration, as_timedelta
@@ -85,23 +85,27 @@ def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
 def permissions_of(users: Collection[Any], names: Collection[str]) -> dict[Any, set[str]]:
     """Return which of these permissions each active user (primary key) has, with one query.
 
-    {} if other code than Django's ModelBackend decides about permissions: only ``has_perm`` knows.
+    {} if only ``has_perm`` knows, because other code than Django's ModelBackend decides about
+    permissions, or because the user model lacks Django's groups or permissions.
     """
     model = get_user_model()
-    if getattr(model, "has_perm", None) is not PermissionsMixin.has_perm or any(
-        type(backend) is not ModelBackend for backend in get_backends()
-    ):
+    if not names or getattr(model, "has_perm", None) is not PermissionsMixin.has_perm:
+        return {}
+    if any(type(backend) is not ModelBackend for backend in get_backends()):
         return {}
     granted = {
         user.pk: set(names) if user.is_superuser else set() for user in users if user.is_active
     }
     codenames = {name.partition(".")[2] for name in names}
-    direct, by_groups = (
-        model._default_manager.order_by()
-        .filter(**{"pk__in": granted, f"{path}__codename__in": codenames})
-        .values_list("pk", f"{path}__content_type__app_label", f"{path}__codename")
-        for path in ("user_permissions", "groups__permissions")
-    )
+    try:
+        direct, by_groups = (
+            model._default_manager.order_by()
+            .filter(**{"pk__in": granted, f"{path}__codename__in": codenames})
+            .values_list("pk", f"{path}__content_type__app_label", f"{path}__codename")
+            for path in ("user_permissions", "groups__permissions")
+        )
+    except FieldError:
+        return {}
     # One query, or a permission that moves from a user to a group might be seen at neither.
     for user, app, codename in direct.union(by_groups):
         granted[user] |= {f"{app}.{codename}"} & {*names}

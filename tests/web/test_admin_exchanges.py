@@ -1,11 +1,14 @@
 """Exchanges in the admin: defined, refused with faults at their fields, tried, started, stopped."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from django.contrib.admin import ModelAdmin, site
 from django.contrib.admin.models import LogEntry
+from django.forms import Script
 
 from project.postgres import Server
+from psqlmessages.admin.exchanges import ExchangeAdmin
 from psqlmessages.models import Auth, Destination, Element, Exchange, ExchangeCount, Queue
 from tests.web.measured import count
 from tests.web.pages import EXCHANGES, SURE, Admin, FormClient, Page, history, page_of
@@ -207,3 +210,20 @@ def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(admin: Admin
     assert admin.staff("view_queue").client.get(path).status_code == 403
     assert "Dry run" in admin.staff("view_exchange").open(path).html
     assert admin.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404
+
+
+class Styled(ModelAdmin):
+    class Media:
+        css: ClassVar = {"all": ["own.css"]}
+        js = (Script("own.js", type="module"),)
+
+
+class AdminOfProject(ExchangeAdmin, Styled):
+    """A project's own admin, which may have prepopulated fields."""
+
+
+def test_only_a_projects_subclass_loads_its_own_files_and_all_scripts_of_django():
+    files = "own.css", "own.js", "urlify.js", "prepopulate.js", "xregexp.min.js"
+    for admin, loaded in (ExchangeAdmin, ()), (AdminOfProject, files):
+        media = str(admin(Exchange, site).media)
+        assert [name for name in files if f"/{name}" in media] == [*loaded]

@@ -19,6 +19,7 @@ import pytest
 import yaml
 from django.db.transaction import atomic as transaction_of_django
 from django.test import Client, RequestFactory
+from django.urls import include, path
 from django.utils import timezone, translation
 from pytest_django import Settings
 
@@ -205,7 +206,9 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
     assert "subscriptions:SUB/T" in {problem["id"] for problem in read(client, **token)}
 
 
-def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(quiet: World):
+def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(
+    quiet: World, settings: Settings
+):
     blocked = {"missing_rules": ["default: INSERT"], "failing_since": "2026-11-27T12:03:05Z"}
     for is_running, button, *needed in (
         (False, "Start", "change_exchange"),
@@ -221,14 +224,23 @@ def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissi
         assert {*needed} <= {*re.findall("<code>psqlmessages.(.*?)</code>", page)}
         assert ("2026-11-27 12:03:05 UTC" in page) is is_running
         helper = logged_in("view_monitor", "view_destination", *needed)
-        page, address = (
-            helper.get("/monitor/").text,
-            f"/admin/psqlmessages/exchange/{made.pk}/change/",
-        )
-        # The problem of elements that wait for a stopped exchange leads there too.
-        assert page.count(f'href="{address}"') == 2 - is_running
-        assert "ask a user with these" not in page
+        # In the admin, the permission to change includes that to view.
+        changer = logged_in("view_monitor", "change_exchange", *needed[1:])
+        address = f"/admin/psqlmessages/exchange/{made.pk}/change/"
+        for user in (helper, changer):
+            page = user.get("/monitor/").text
+            # The problem of elements that wait for a stopped exchange leads there too.
+            assert page.count(f'href="{address}"') == 2 - is_running
+            assert "ask a user with these" not in page
         assert button in helper.get(address).text
+        settings.ROOT_URLCONF = (path("", include("psqlmessages.urls")),)
+        listing._results.clear()
+        PipelineJob.objects.all().delete()
+        job(state=PipelineJob.State.FAILED)
+        page = unescape(logged_in("view_monitor").get("/monitor/").text)
+        assert not re.search("(on|in) (its|the) (page|admin)|with these permissions", page)
+        assert ("INSERT" if is_running else "psqlmessages exchange start x") in page
+        settings.ROOT_URLCONF = "project.urls"
 
 
 def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):

@@ -1,5 +1,6 @@
 """Who may open a WebSocket: users of the site's own pages, and programs with a token."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
 from django.core import signing
+from django.core.exceptions import FieldError
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -20,9 +22,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from psqlmessages.models import WebIdentity
 from psqlmessages.monitor.access import ACCESS_PERMISSIONS, VIEW_BODIES
+from psqlmessages.relay import revalidation
 from psqlmessages.relay.asgi import has_allowed_origin
 from psqlmessages.relay.auth import read_token, token_for
-from psqlmessages.relay.revalidation import Credentials, find_revocations
+from psqlmessages.relay.revalidation import Credentials, RevalidationResult, find_revocations
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Enter, Visitor
@@ -271,3 +274,23 @@ def test_one_query_reads_the_permissions_of_all_pages_as_has_perm_does(settings:
         calls = [page.permits.call_args for page, *_ in subjects]
         assert [call and call.args[1] for call in calls] == [each[3] for each in USERS]
         assert len(queries) == number
+
+
+def test_a_check_that_fails_leaves_websockets_unchecked_until_one_succeeds(monkeypatch):
+    find = Mock(side_effect=FieldError)
+    for name, value in (
+        ("find_revocations", find), ("CHECK_INTERVAL_SECONDS", 0.01), ("MAX_UNCHECKED_SECONDS", 0),
+    ):  # fmt: skip
+        monkeypatch.setattr(revalidation, name, value)
+
+    async def run() -> None:
+        unchecked, revoked = asyncio.Event(), asyncio.Event()
+        monitor, socket = revalidation.CredentialMonitor(), Mock(on_unchecked=unchecked.set)
+        socket.on_access_revoked = lambda _reason: revoked.set()
+        monitor.add(socket)
+        await asyncio.wait_for(unchecked.wait(), 60)
+        find.return_value, find.side_effect = [RevalidationResult("logged out")], None
+        await asyncio.wait_for(revoked.wait(), 60)
+        monitor.stop()
+
+    asyncio.run(run())

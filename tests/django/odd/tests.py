@@ -2,6 +2,7 @@
 
 import re
 from datetime import timedelta
+from unittest.mock import Mock
 
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
@@ -13,9 +14,11 @@ from django.utils import timezone
 
 from psqlmessages.django import node, push, push_many, reserve_many
 from psqlmessages.models import Exchange, PipelineJob, Queue, Traffic, WebIdentity
+from psqlmessages.monitor.access import ACCESS_PERMISSIONS
 from psqlmessages.relay import auth
 from psqlmessages.relay.asgi import websocket_application
 from psqlmessages.relay.hub import get_hub
+from psqlmessages.relay.revalidation import Credentials, find_revocations
 from psqlmessages.rest.auth import token_for
 from psqlmessages.testing import allow_queue, allow_topic
 from tests.django.odd.models import Person
@@ -73,6 +76,18 @@ class UnusualProject(TransactionTestCase):
         assert await socket.receive_json_from(60) == {"Err": "0"}
         await socket.disconnect()
         await get_hub().close()
+
+    def test_users_without_groups_keep_their_websockets(self):
+        users = self.person, Person.objects.create_user("walt", code="W2", password="x")
+        credentials = [Credentials(user.pk, user.get_session_auth_hash()) for user in users]
+        page, other = (Mock(permissions=ACCESS_PERMISSIONS) for _ in users)
+        sockets = page, other, Mock(permissions=frozenset())
+        subjects = zip(sockets, [*credentials, credentials[1]], [None] * 3, strict=True)
+        results = find_revocations([*subjects])
+        assert page.permits.call_args.args[1] == ACCESS_PERMISSIONS
+        # Django's ModelBackend needs groups, so these permissions are unknown.
+        assert [result.error is None for result in results] == [True, False, True]
+        assert not any(result.reason for result in results)
 
     def test_tokens_and_leases_without_time_zones(self):
         assert auth.read_token(auth.token_for(self.person, HOUR)).user == self.person

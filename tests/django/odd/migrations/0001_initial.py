@@ -17,7 +17,6 @@ class Migration(migrations.Migration):
             ("is_staff", models.BooleanField()),
             ("is_active", models.BooleanField()),
             ("date_joined", models.DateTimeField()),
-            ("groups", models.ManyToManyField("auth.group")),
             ("user_permissions", models.ManyToManyField("auth.permission")),
         ])
     ]  # fmt: skip
