@@ -110,8 +110,7 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
                 await node1.topic_status("ORDERS")
         assert len(node2._state.inbox) < 2_000
         topical = (m async for m in node2 if m.type == "Topic")
-        received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
-        assert received == list(range(5_000))
+        assert [int((await anext(topical)).body[:6]) for _ in range(5_000)] == list(range(5_000))
 
 
 @in_a_loop

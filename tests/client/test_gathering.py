@@ -28,8 +28,7 @@ KILLED = "application_name IN ('psqlmessages NODE1', 'psqlmessages NODE3')"
 def gathering(conversation: World) -> Iterator[World]:
     """NODE1 may also publish to and push to names that begin with N; bodies are limited."""
     topics = (f"user1 NODE* Topic N{n} RW 60" for n in (1, 2))
-    rights = ("Topic ORDERS RW 60", "Rpc NODE2 W 60")
-    others = (f"user1 NODE3 {right}" for right in rights)
+    others = (f"user1 NODE3 {right}" for right in ("Topic ORDERS RW 60", "Rpc NODE2 W 60"))
     conversation.rules(*topics, *others, "user1 NODE* Queue N* RW 60")
     conversation.execute("UPDATE messages._settings SET max_body_bytes = 20000")
     yield conversation

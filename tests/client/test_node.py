@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import psqlmessages
 from psqlmessages import AsyncNode, Message, Node, Options, exceptions
 from psqlmessages.client.calls import Call
 from psqlmessages.client.session import NodeSession
@@ -206,6 +207,9 @@ def test_a_node_waits_for_the_disk_where_it_is_asked_to(conversation: World):
 
 def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries():
     assert offered(Node) == offered(AsyncNode)
+    assert offered(psqlmessages.PubSub) == offered(psqlmessages.AsyncPubSub)
+    sync = offered(psqlmessages.Subscription)
+    assert sync == offered(psqlmessages.AsyncSubscription) | {"__init__": sync["__init__"]}
     assert Options().backoff_max <= timedelta(seconds=4)
 
 

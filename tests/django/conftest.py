@@ -72,12 +72,5 @@ def finding_of(check: Check, address: str) -> Finding:
 
 
 @pytest.fixture
-def of_another_version(shop: World, changed: Changed) -> None:
-    version = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
-    comment = "COMMENT ON SCHEMA messages IS"
-    changed(f"{comment} 'psqlmessages 0123456789abcdef'", f"{comment} '{version}'")
-
-
-@pytest.fixture
 def sender(shop: World) -> Program:
     return shop.node("user2", "ASKER", notify="ORDERS")

@@ -144,9 +144,7 @@ def rule(**fields: Any) -> RuleEntry:
     return RuleEntry(**{**RULE, **fields})
 
 
-def test_import_creates_the_objects_of_the_file_and_prints_them(
-    shop: World, tmp_path: Path, capsys
-):
+def test_import_creates_and_prints_the_objects_of_the_file(shop: World, tmp_path: Path, capsys):
     before = changes.read_current()
     User.objects.create_user("alice")
     # A new rule, a changed one, and an identity: the file does not name the others.

@@ -100,8 +100,10 @@ def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settin
     assert found.why.endswith("; NODE and TOPIC stand for your names")
 
 
-@pytest.mark.usefixtures("of_another_version")
-def test_it_fails_with_the_problem_its_reason_and_its_fix(shop: World, capsys):
+def test_it_fails_with_the_problem_and_its_fix(shop: World, changed: Changed, capsys):
+    version = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
+    comment = "COMMENT ON SCHEMA messages IS"
+    changed(f"{comment} 'psqlmessages 0123456789abcdef'", f"{comment} '{version}'")
     assert main(["--dsn", shop.server.url(), "doctor"]) == 1
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"

@@ -22,7 +22,6 @@ SLOW = "SELECT pg_sleep(4)"
 SECONDS = 30
 IS_SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'"
 
-
 Far = Callable[..., Future[Any]]
 
 

@@ -60,7 +60,6 @@ CREATE FUNCTION pgmq.purge_queue(text) RETURNS bigint RETURN 1;
 # Commands that the pages start in other terminals.
 LASTING = re.compile(r"manage.py (psqlmessages run|runserver|pack|bill)\b")
 
-
 # The modules that each extra must be able to import.
 EXTRAS = {
     "": "psqlmessages.django, psqlmessages.urls, psqlmessages.admin",

@@ -197,9 +197,7 @@ def test_an_ordered_handler_gets_the_messages_of_a_topic_one_by_one(
         assert seen.wait_for(4) == ["other", "slow", "next", "last"]
 
 
-def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
-    sender: Program, registry: HandlerRegistry, seen: Seen, caplog
-):
+def test_failed_handlers_retry(sender: Program, registry: HandlerRegistry, seen: Seen, caplog):
     @registry.on_topic("ORDERS", tries=3)
     def handle(message: Message) -> None:
         Group.objects.create(name=message.body)
@@ -259,9 +257,7 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
     assert runner.counters.unanswered == 1
 
 
-def test_a_pattern_takes_allowed_topics_also_later_ones(
-    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
-):
+def test_later_topics_match(sender: Program, registry: HandlerRegistry, seen: Seen, shop: World):
     @registry.on_topic("*")
     def handle(message: Message) -> str:
         seen.add((message.topic, message.body))
@@ -279,9 +275,7 @@ def test_a_pattern_takes_allowed_topics_also_later_ones(
         assert set(seen.wait_for(2)) == {("ORDERS", "whose?"), ("ORDERS.LATER", "y")}
 
 
-def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
-    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
-):
+def test_regained_rights_count(sender: Program, registry: HandlerRegistry, seen: Seen, shop: World):
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
         seen.add(message.body)

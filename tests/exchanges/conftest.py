@@ -11,11 +11,13 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 
-from psqlmessages.client import wakeups
 from psqlmessages.exchanges.store import permissions
 from tests.conftest import TestedServer
 from tests.exchanges.field import EMPTY, Bed, Field
 from tests.project.example import own_database
+from tests.queues.client.conftest import no_polling
+
+__all__ = ["no_polling"]
 
 EU = "test_exchanges_eu"
 TypeIn = Callable[..., subprocess.CompletedProcess[str]]
@@ -89,13 +91,6 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
     field = Field({"default": Bed(server), "eu": Bed(eu)})
     yield field
     field.close()
-
-
-@pytest.fixture
-def _no_polls(monkeypatch) -> None:
-    """Only notifications, and the search for expired locks, wake a worker."""
-    monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 100.0)
-    monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", 100.0)
 
 
 @pytest.fixture

@@ -7,12 +7,8 @@ import pytest
 from django.db import connection
 
 from project.postgres import Server
+from psqlmessages.exchanges.store import permissions
 from psqlmessages.exchanges.store.definitions import DefinedExchange
-from psqlmessages.exchanges.store.permissions import (
-    MissingRule,
-    add_missing_rules,
-    find_missing_rules,
-)
 from psqlmessages.models import Auth
 from tests.conftest import TestedServer
 from tests.exchanges.asking import defined as exchange
@@ -26,13 +22,13 @@ def rule(dest: str, mode: str, ident: str = "exchange.x", role: str = ROLE) -> A
     return Auth.objects.create(role=role, ident=ident, **fields)
 
 
-def missing_rules(of: DefinedExchange) -> list[MissingRule]:
-    return find_missing_rules([of]).rules
+def missing_rules(of: DefinedExchange) -> list[permissions.MissingRule]:
+    return permissions.find_missing_rules([of]).rules
 
 
 def test_an_exchange_reads_its_source_and_writes_its_destinations():
     assert missing_rules(exchange("a", "b", "b")) == [
-        MissingRule(
+        permissions.MissingRule(
             "default",
             "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
             f" ('{ROLE}', 'exchange.x', 'Queue', '{queue}', '{mode}', 60);",
@@ -81,7 +77,7 @@ def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection
     rule("b", "W")
     assert missing_rules(across) == [here, there]
     # Rules of the other database must be added there.
-    assert [missing.namespace for missing in add_missing_rules(across)] == ["default"]
+    assert [missing.namespace for missing in permissions.add_missing_rules(across)] == ["default"]
     assert eu_owner.execute("SELECT count(*) FROM messages.auth").fetchone() == (0,)
     eu_owner.execute(there.statement)
     assert missing_rules(across) == []
@@ -91,7 +87,9 @@ def test_an_unreachable_namespace_is_reported(away: None, eu_owner: psycopg.Conn
     eu_owner.execute("ALTER SCHEMA messages RENAME TO elsewhere")
     try:
         queues = ("away/b", "eu/b", "gone/b", "b")
-        found = find_missing_rules([exchange("a", queue, name=queue) for queue in queues])
+        found = permissions.find_missing_rules(
+            [exchange("a", queue, name=queue) for queue in queues]
+        )
     finally:
         eu_owner.execute("ALTER SCHEMA elsewhere RENAME TO messages")
     assert {missing.namespace for missing in found.rules} == {"default"}

@@ -38,9 +38,7 @@ quiet = settings(deadline=None, max_examples=150)
 
 @quiet
 @given(exchanges, bodies, headers)
-def test_each_destination_has_a_verdict_and_each_match_a_copy_in_order(
-    graphed: CompiledExchange, body: Any, given_headers: dict[str, Any]
-):
+def test_each_match_has_a_copy(graphed: CompiledExchange, body: Any, given_headers: dict[str, Any]):
     kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
     result = route(graphed, SelectorInput(body, given_headers), now=NOW)
     assert result == route(graphed, SelectorInput(deepcopy(body), deepcopy(given_headers)), now=NOW)
@@ -75,8 +73,7 @@ def test_hops_that_are_no_integer_count_as_zero():
         *((value, 0) for value in (None, -1, "-1", "+1", " 3", "3\n", "", "1_0", "٣", "²", "0x3")),
         *((value, 0) for value in (3.0, "3.0", True, [3], {})),
     ]  # fmt: skip
-    wrong = [value for value, hops in cases if read_hop_count({"x-hop-count": value}) != hops]
-    assert wrong == []
+    assert [value for value, hops in cases if read_hop_count({"x-hop-count": value}) != hops] == []
     assert read_hop_count({"X-Hop-Count": 3}) == 0
 
 
@@ -126,13 +123,12 @@ BY_HEADERS = (
 )  # fmt: skip
 header_names = st.sampled_from(["country", "lane", "x-hop-count", "x"])
 header_values = st.sampled_from(["it", "de", "1", "16", "17", 1, 1.0, True, None, 17, "x" * 200])
-known_headers = st.dictionaries(header_names, header_values)
 
 
 @quiet
 @given(
     st.lists(st.sampled_from(BY_HEADERS), min_size=1, max_size=5),
-    st.lists(known_headers, max_size=12),
+    st.lists(st.dictionaries(header_names, header_values), max_size=12),
     st.sampled_from(NO_ROUTE_ACTIONS),
 )
 def test_shortcuts_equal_selectors(texts: list[str], messages: list[dict[str, Any]], no_route: str):

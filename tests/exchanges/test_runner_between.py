@@ -117,31 +117,23 @@ def test_the_setting_database_chooses_the_database_of_all_parts(wide_field: Fiel
     stella.delete()
 
 
-@pytest.fixture
-def mute() -> Iterator[socket.socket]:
-    """The namespace "mute", whose server accepts connections and never answers."""
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=100) as listener,
-        namespace("mute", HOST="127.0.0.1", PORT=str(listener.getsockname()[1])),
-    ):
-        listener.setblocking(False)
-        yield listener
-
-
-def test_a_mute_server_is_skipped(wide_field: Field, mute: socket.socket, monkeypatch):
+def test_a_mute_server_is_skipped(wide_field: Field, monkeypatch):
+    """The server accepts connections and never answers."""
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
     # The worker also reads rules there, and the fixture `eu` allows a minute for it.
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 3)
-    field = wide_field
-    field.define(x1=flow("a", "mute/b", "eu/b", "b", wsize=2))
-    field.default.push_many("a", ["it"] * 20)
-    with working():
-        for bed in field.beds.values():
-            field.until(lambda: bed.query(COUNT, "b") == 20)  # noqa: B023
-    attempts = 0
-    with suppress(BlockingIOError):
-        while mute.accept()[0].close() is None:
-            attempts += 1
+    field, attempts = wide_field, 0
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as mute:
+        mute.setblocking(False)
+        with namespace("mute", HOST="127.0.0.1", PORT=str(mute.getsockname()[1])):
+            field.define(x1=flow("a", "mute/b", "eu/b", "b", wsize=2))
+            field.default.push_many("a", ["it"] * 20)
+            with working():
+                for bed in field.beds.values():
+                    field.until(lambda: bed.query(COUNT, "b") == 20)  # noqa: B023
+        with suppress(BlockingIOError):
+            while mute.accept()[0].close() is None:
+                attempts += 1
     assert 1 <= attempts < 10
 
 

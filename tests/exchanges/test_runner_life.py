@@ -1,7 +1,7 @@
 """Workers: they wait without polling, apply changes, and reconnect."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -23,7 +23,7 @@ def wait_for(field: Field, queue: str, number: int) -> None:
     field.until(lambda: len(field.default.bodies(queue)) >= number, 60)
 
 
-@pytest.mark.usefixtures("_no_polls")
+@pytest.mark.usefixtures("no_polling")
 def test_a_push_a_resume_and_an_element_that_matures_wake_it(field: Field):
     field.define(x1=flow("a", "b", parallel=3))
     with working():
@@ -56,9 +56,8 @@ def test_definitions_are_taken_up_while_it_runs(field: Field):
         field.until(lambda: not thread.worker.running)
 
 
-@pytest.fixture
-def _changed_as_it_is_read(committing: None, field: Field) -> Iterator[None]:
-    """Change the definition of x1 after its row and before its destinations are read."""
+def test_a_definition_that_changes_while_it_is_read(committing: None, field: Field):
+    """The definition of x1 changes after its row and before its destinations are read."""
     is_changed = False
 
     def change(execute: Callable[..., Any], sql: str, *given: Any) -> Any:
@@ -73,18 +72,13 @@ def _changed_as_it_is_read(committing: None, field: Field) -> Iterator[None]:
 
     field.define(x1=flow("a", "b"))
     connection_created.connect(watch)
-    yield
-    connection_created.disconnect(watch)
-    assert is_changed
-
-
-@pytest.mark.usefixtures("_changed_as_it_is_read")
-def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Field):
     field.default.push("a", "of the former source")
     field.default.push("c", "it")
     with working():
         wait_for(field, "d", 1)
         field.until_idle()
+    connection_created.disconnect(watch)
+    assert is_changed
     assert field.default.bodies("d") == ["it"]
     assert field.default.bodies("a") == ["of the former source"]
 

@@ -10,7 +10,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.field import AWAITED, Field, flow, working
 from tests.reliability.counts import report
 
-pytestmark = pytest.mark.usefixtures("committing", "_no_polls")
+pytestmark = pytest.mark.usefixtures("committing", "no_polling")
 
 HELD_UP = """
     SELECT count(*) > 0 FROM pg_stat_activity

@@ -23,10 +23,6 @@ CONFIGURATION = {
 }  # fmt: skip
 
 
-def java_process() -> int:
-    return int(SparkContext._gateway.proc.pid)
-
-
 def is_importable(name: str) -> bool:
     try:
         return find_spec(name) is not None
@@ -48,7 +44,7 @@ def work(topic: str) -> dict[str, Any]:
         }
     )  # fmt: skip
     system = spark._jvm.java.lang.System
-    process, folder = java_process(), driver_folder()
+    process, folder = int(SparkContext._gateway.proc.pid), driver_folder()
     found: dict[str, Any] = {
         "SPARK_HOME": os.environ.get("SPARK_HOME"), "on an executor": workers.collect()[0],
         "bodies": sorted(row.body for row in read.collect()),

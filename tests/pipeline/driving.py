@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from psqlmessages.pipeline import reader
 from psqlmessages.pipeline.data_source import MessagesSource
 from tests.django.waiting import wait_until
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
 
 Rows = list[dict[str, Any]]
 Offset = dict[str, Any]
@@ -130,7 +130,7 @@ class Source:
         self.prune()
 
     def end_sessions(self) -> None:
-        end_sessions(self.world.watcher, "user2")
+        self.world.end_backends("usename = 'user2'")
 
     def close(self) -> None:
         for query in self._queries:
@@ -144,15 +144,10 @@ def away(world: World, role: str) -> Iterator[None]:
     superuser = world.superuser()
     superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
     try:
-        end_sessions(superuser, role)
+        world.end_backends("usename = %s", role)
         yield
     finally:
         superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
-
-
-def end_sessions(superuser: Program, role: str) -> None:
-    end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s"
-    superuser.execute(end, (role,))
 
 
 def said(caplog, text: str) -> None:

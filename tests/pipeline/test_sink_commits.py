@@ -41,10 +41,7 @@ OPTIONS: tuple[tuple[dict[str, str], str], ...] = (
     ({}, EITHER),
 )
 SCHEMA = types.StructType().add("body", STRING)
-KEPT = """
-    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-    WHERE application_name = 'psqlmessages pipeline' AND datname = current_database()
-"""
+KEPT = "application_name = 'psqlmessages pipeline' AND datname = current_database()"
 
 
 def writer(options: dict[str, str]) -> MessagesStreamWriter:
@@ -142,7 +139,7 @@ def test_a_lost_connection_loses_no_row(sink: Sink, monkeypatch, limit: int):
 
     def breaking() -> Iterator[Any]:
         yield from batches("a", "b")
-        sink.world.watcher.query(KEPT)
+        sink.world.end_backends(KEPT)
         yield from batches("c")
 
     stream.commit([stream.write(breaking())], 0)

@@ -135,8 +135,7 @@ def test_any_text_survives_as_a_literal(world: World):
 def judged(filter_: Any, row: dict[str, Any]) -> bool:
     if isinstance(filter_, spark.Not):
         return not judged(filter_.child, row)
-    judge = JUDGED[type(filter_)]
-    return judge(row[filter_.attribute[0]], getattr(filter_, "value", None))
+    return JUDGED[type(filter_)](row[filter_.attribute[0]], getattr(filter_, "value", None))
 
 
 def any_filter(chance: random.Random) -> spark.Filter:

@@ -53,6 +53,8 @@ def test_a_short_payload_is_one_segment_to_the_byte():
         ("x" * 7998, "!" + "x" * 7998),
     ):  # fmt: skip
         assert (segments_of(payload), joined([segment])) == ([segment], payload)
+    # Other writers.
+    assert [joined(["@null"]), joined(["#Ic", "#O", "$p"])] == [None, "é"]
 
 
 def test_each_further_segment_is_a_byte_shorter_and_the_last_is_the_rest():

@@ -8,11 +8,10 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from psqlmessages import AsyncPubSub, PubSub
+from psqlmessages import PubSub
 from psqlmessages.exceptions import NodeClosed
 from psqlmessages.pubsub import Event
 from psqlmessages.pubsub.segments import cut
-from tests.client.nodes import offered
 from tests.django.waiting import wait_until
 from tests.pubsub.conftest import SECONDS, Connect, NewBus, Receiver
 from tests.pubsub.test_format import json_values, texts
@@ -47,12 +46,6 @@ def test_published_bodies_arrive_unchanged(any_bus: NewBus):
     bus.publish("A", "unheard")
     bus.publish("B", "heard")
     assert receiver.payload() == "heard"
-
-
-def test_archives_of_other_writers_in_the_format_are_read(receiver: Receiver, raw: Any):
-    for segment in ("", "!", "!text", '@{"a": 1}', "@null", "$IcOp", "#Ic", "#O", "$p"):
-        raw(segment)
-    assert [receiver.payload() for _ in range(7)] == [None, "", "text", {"a": 1}, None, "é", "é"]
 
 
 @settings(max_examples=25, suppress_health_check=ALLOWED)
@@ -248,11 +241,6 @@ def test_wrong_settings_are_refused(any_bus: NewBus, new_bus: NewBus, connect: C
     connection.close()
     with pytest.raises(NodeClosed, match="given to the bus is closed"):
         new_bus(connection).subscribe("A")
-
-
-def test_sync_and_async_offer_the_same():
-    assert offered(PubSub) == offered(AsyncPubSub)
-    assert {"subscribe", "unsubscribe", "publish", "on", "off", "run"} <= set(offered(PubSub))
 
 
 def test_only_own_commits_skip_the_disk(bus: PubSub, new_bus: NewBus, connect: Connect):

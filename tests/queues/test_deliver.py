@@ -234,8 +234,7 @@ def test_a_copy_is_made_of_each_element_that_is_named_and_once(exchange: Exchang
 
 
 def test_a_malformed_copy_is_refused_and_its_element_comes_back(exchange: Exchange):
-    faults = {"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}
-    for fault in faults:
+    for fault in {"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}:
         exchange.queue.push("x")
         assert len(exchange.route({"to": "A", **fault})["Refused"]) == 1, fault
         assert (exchange.put_off(), exchange.queue.pop(5, "A")) == ([(1, True)], []), fault

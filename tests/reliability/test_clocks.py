@@ -99,7 +99,6 @@ with Node(*sys.argv[1:]) as node:
         print(json.dumps(eval(line)), flush=True)
 """
 
-
 FAULT = "a clock jumps"
 MESSAGES = size(100, 2_000)
 RULES = (

@@ -15,15 +15,8 @@ from psqlmessages import Node
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.rest.errors import ServiceUnavailable, to_api_error
 from tests.exchanges.field import working
-from tests.reliability import faults
+from tests.reliability import faults, workload
 from tests.reliability.counts import report, size
-from tests.reliability.workload import (
-    QUICK,
-    Workload,
-    has_reconnected,
-    stored_elements,
-    stored_messages,
-)
 from tests.sql.conftest import World
 
 RULES = (
@@ -41,7 +34,7 @@ EVERY_FAULT = [
 ]
 STREAMS = "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"
 # A call does not wait long for the node to reconnect.
-IMPATIENT = replace(QUICK, reconnect_wait=timedelta(milliseconds=500))
+IMPATIENT = replace(workload.QUICK, reconnect_wait=timedelta(milliseconds=500))
 ENDERS = {"statement cancelled": "pg_cancel_backend", "session terminated": "pg_terminate_backend"}
 
 
@@ -96,12 +89,12 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
                 assert str(raised.value)
                 assert isinstance(to_api_error(raised.value), ServiceUnavailable)
                 failed += 1
-        assert (stored_messages(world), len(stored_elements(world))) == ([], 20)
-        faults.until(lambda: has_reconnected(node))
+        assert (workload.stored_messages(world), len(workload.stored_elements(world))) == ([], 20)
+        faults.until(lambda: workload.has_reconnected(node))
         for name, act in calls_of(node, 0, lease).items():
             answer = act()
             taken += len(answer) if name == "pop" else 0
-    stored = len(stored_messages(world)) + len(stored_elements(world))
+    stored = len(workload.stored_messages(world)) + len(workload.stored_elements(world))
     # 1 + 1 + 5 published, 20 + 1 + 5 pushed, one committed, some popped.
     lost = 7 + 26 - 1 - taken - stored
     report(
@@ -115,7 +108,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
 def test_readers_and_consumers_try_again_by_themselves(world: World, fault: str, caplog):
     pause = threading.Event()
     readers = ("stream of Node", "Node.consume")
-    with Workload(world, *readers, rewrite_dsn=lambda dsn: limited(dsn, fault)) as work:
+    with workload.Workload(world, *readers, rewrite_dsn=lambda dsn: limited(dsn, fault)) as work:
         for _ in range(size(2, 10)):
             work.wait_for_writes(20)
             ended = len(caplog.records)
@@ -140,15 +133,12 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(world: World, cap
             superuser.connection.execute("ALTER ROLE user1 SET default_transaction_read_only = on")
             with pytest.raises(errors.ReadOnlySqlTransaction, match="read-only transaction"):
                 Node("A2", world.server.url("user1")).open()
-            superuser.query(
-                "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
-                " WHERE usename = 'user1'"
-            )
+            world.end_backends("usename = 'user1'")
             for _ in range(calls):
                 with pytest.raises(ConnectionLost):
                     node.publish("T", "lost in a standby")
             superuser.connection.execute(WRITABLE)
-            faults.until(lambda: has_reconnected(node))
+            faults.until(lambda: workload.has_reconnected(node))
             node.publish("T", "back")
     finally:
         superuser.connection.execute(WRITABLE)
@@ -157,7 +147,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(world: World, cap
         "the server is read-only", "a Node", refused=1 + calls, log_lines=len(caplog.records),
         reconnected=True,
     )  # fmt: skip
-    assert stored_messages(world) == ["back"]
+    assert workload.stored_messages(world) == ["back"]
     assert len(caplog.records) < 10
 
 
@@ -175,7 +165,7 @@ DEADLOCKS = {
 def test_in_a_deadlock_it_tries_again(world: World, who: str):
     reader, holds, wants = DEADLOCKS[who]
     before, rounds = faults.count_logged(world.server), size(2, 20)
-    with Workload(world, reader) as work:
+    with workload.Workload(world, reader) as work:
         # If the writer waits, there is no deadlock.
         while faults.count_logged(world.server) - before < rounds:
             work.wait_for_writes(20)

@@ -80,7 +80,6 @@ LOCKED = """
       AND c.relnamespace IN ('messages'::regnamespace, 'public'::regnamespace)
 """
 
-
 # Names for which the attacker has rules.
 OWN = {"topic": ["H1", "H2", "H*"], "topics": ["H1", "H2", "H*"], "stagings": [str(UUID(int=1))]}
 OWN |= {name: ["HQ1", "HQ2"] for name in ("queue", "source", "to_queue", "queues")}

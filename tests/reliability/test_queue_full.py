@@ -46,10 +46,9 @@ RULES = (
     f"{Server.owner} SENDER Topic T RW 60",
 )  # fmt: skip
 QUICK = Options(
-    evaluate_interval=timedelta(milliseconds=100),
-    probe_interval=timedelta(milliseconds=300),
+    evaluate_interval=timedelta(milliseconds=100), probe_interval=timedelta(milliseconds=300),
     probe_timeout=timedelta(milliseconds=600),
-)
+)  # fmt: skip
 KEPT = """
     SELECT (SELECT count(*) FROM effect) + (SELECT count(*) FROM psqlmessages_streammessage)
         + (SELECT count(*) FROM psqlmessages_element)
@@ -146,9 +145,7 @@ CALLS = (
 )  # fmt: skip
 
 
-def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
-    world: World, sender: Program, examined: Callable[..., Finding]
-):
+def test_in_sql_the_commit_fails(world: World, sender: Program, examined: Callable[..., Finding]):
     waits_for(world, "Q")
 
     def alone(call: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from psqlmessages import Node
 from tests.django.processes import run_python
-from tests.reliability import faults
+from tests.reliability import faults, workload
 from tests.reliability.counts import report, size
 from tests.reliability.deployment import (
     DEFAULT,
@@ -19,14 +19,6 @@ from tests.reliability.deployment import (
     CommandProcess,
     run_deployment,
     write_exchange,
-)
-from tests.reliability.workload import (
-    EXPIRE,
-    LOSSLESS,
-    Reader,
-    Workload,
-    has_reconnected,
-    stored_elements,
 )
 from tests.sql.conftest import World
 
@@ -76,7 +68,7 @@ def test_each_client_reconnects_once(own_world: World, tmp_path: Path, django_db
 
 
 def numbers(world: World, queue: str) -> list[int]:
-    return sorted(map(int, stored_elements(world, queue)))
+    return sorted(map(int, workload.stored_elements(world, queue)))
 
 
 @pytest.mark.timeout(590)
@@ -87,12 +79,12 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
     with django_db_blocker.unblock():
         write_exchange(own_world.server, "ship", EXCHANGE)
     copies = tuple(
-        Reader(name, None, "a", query=lambda queue=queue: numbers(own_world, queue))
+        workload.Reader(name, None, "a", query=lambda queue=queue: numbers(own_world, queue))
         for name, queue in (("exchange", "b"), ("exchange, second copy", "c"))
     )
     worker = CommandProcess(own_world.server, "exchange", "run")
     try:
-        with Workload(own_world, *LOSSLESS, more=copies) as work:
+        with workload.Workload(own_world, *workload.LOSSLESS, more=copies) as work:
             for how in restarts:
                 work.wait_for_writes(part)
                 faults.restart(server, how)
@@ -104,7 +96,7 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
         log_lines=len(worker.problems),
     )  # fmt: skip
     assert {each.counters.reconnects for each in work.nodes.values()} == {len(restarts)}
-    assert stored_elements(own_world, "a") == []
+    assert workload.stored_elements(own_world, "a") == []
     assert len(worker.problems) <= min(10 * len(restarts), 39), worker.problems
 
 
@@ -117,8 +109,8 @@ def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World)
         faults.restart(own_world.server.server, faults.BACKEND)
         assert numbers(own_world, "Q") == list(range(number))
         with psycopg.connect(own_world.server.url(), autocommit=True) as owner:
-            forgotten = number // 2 - owner.execute(EXPIRE).rowcount
-        faults.until(lambda: has_reconnected(node))
+            forgotten = number // 2 - owner.execute(workload.EXPIRE).rowcount
+        faults.until(lambda: workload.has_reconnected(node))
         # A forgotten lease can still be committed if no other consumer has taken the element.
         done = sum(node.commit(*taken[: number // 4]))
         again = {element.body for element in node.pop("Q", number)}

@@ -135,9 +135,7 @@ def test_calls_wait_while_functions_are_replaced(own_world: World, database: Bas
 
 @pytest.mark.nightly  # eight processes start; every day the test above
 @pytest.mark.timeout(300)
-def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
-    own_world: World, database: BaseDatabaseWrapper, tmp_path_factory
-):
+def test_upgrades_stop_no_client(own_world: World, database: BaseDatabaseWrapper, tmp_path_factory):
     before, rounds, removals = count_logged(own_world.server), size(2, 20), size(1, 5)
     with run_deployment(own_world.server, tmp_path_factory.mktemp("site")) as made:
         made.use_everything("before")

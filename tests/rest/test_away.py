@@ -13,10 +13,7 @@ from tests.rest.test_queues import waits
 from tests.sql.conftest import World
 from tests.web.site import Site
 
-END_THEM = """
-    SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity
-    WHERE application_name LIKE 'psqlmessages rest%%'
-"""
+OF_API = "application_name LIKE 'psqlmessages rest%'"
 WAITS = "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
 
 
@@ -81,10 +78,10 @@ def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: t
 
 def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
     waiting = waits(worker, "orders", "w")
-    assert rest.watcher.query(END_THEM) > 0
+    assert rest.end_backends(OF_API) > 0
     assert worker.push("orders", b"x").status == 201
     assert waiting.result(30).data == b"x"
-    assert rest.watcher.query(END_THEM) > 0
+    assert rest.end_backends(OF_API) > 0
     assert worker.push("orders", b"y").status == 201
-    assert rest.watcher.query(END_THEM) > 0
+    assert rest.end_backends(OF_API) > 0
     assert worker.take("orders").data == b"y"

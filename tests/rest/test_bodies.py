@@ -23,7 +23,6 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 
-
 JSON = VALUES.map(lambda value: (json.dumps(value).encode(), "application/json"))
 
 

@@ -294,8 +294,7 @@ class World:
         return self.watcher.query(f"{ended} FROM pg_stat_activity WHERE {condition}", *arguments)
 
     def kill(self, program: Program) -> None:
-        self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)
-        self.wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s", program.pid)
+        self.end_backends("pid = %s", program.pid)
         program.close()
 
 

@@ -43,9 +43,8 @@ class Function:
 
 
 def public_functions(world: World) -> dict[str, Function]:
-    rows = world.execute(READ, [FUNCTIONS]).fetchall()
     functions = {}
-    for name, names, types, comment in rows:
+    for name, names, types, comment in world.execute(READ, [FUNCTIONS]).fetchall():
         errors = frozenset(re.findall(r"\d+", comment.partition("Errors: ")[2]))
         functions[name] = Function(name, dict(zip(names or [], types, strict=True)), errors)
     return functions

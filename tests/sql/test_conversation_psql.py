@@ -45,9 +45,8 @@ def test_nodes_talk_over_a_topic(world: World, server: TestedServer):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", check=True,
     ).stdout  # fmt: skip
     channels, payloads = zip(*NOTIFICATION.findall(printed), strict=True)
-    answers = [answer.strip() for answer in NOTIFICATION.sub("", printed).split("---\n")]
     assert re.fullmatch(r"user2_\d+[0-9a-f]{32}", channels[0])
-    assert answers == [
+    assert [answer.strip() for answer in NOTIFICATION.sub("", printed).split("---\n")] == [
         *(text.replace("CHANNEL", channels[0]).replace("WARN", WARNING) for _, text in TYPED), "",
     ]  # fmt: skip
     assert set(channels) == {channels[0]}

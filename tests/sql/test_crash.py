@@ -163,9 +163,7 @@ def inherit(world: World, nodes: Nodes) -> Callable[..., Program]:
     # Another role, or no channel.
     [("hostile", ["channel", "node"]), ("user2", ["node"])],
 )
-def test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node(
-    inherit: Callable[..., Program], role: str, settings: list[str]
-):
+def test_a_reused_pid_is_refused(inherit: Callable[..., Program], role: str, settings: list[str]):
     heir = inherit(role, *settings)
     for function, *arguments in (
         ("topic_send", "MYTOPIC", "x"), ("topic_send_many", "MYTOPIC", ["x"]),
@@ -179,9 +177,7 @@ def test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node(
 
 
 @pytest.mark.parametrize("call", [("evaluate",), ("deinit", "NODE2")])
-def test_a_reused_pid_neither_keeps_a_dead_session_alive_nor_deregisters_its_node(
-    nodes: Nodes, inherit: Callable[..., Program], call: tuple[str, ...]
-):
+def test_reused_pids_are_safe(nodes: Nodes, inherit: Callable[..., Program], call: tuple[str, ...]):
     heir = inherit("hostile", "channel", "node")
     assert heir.ok(*call).get("Already") == (1 if call[0] == "deinit" else None)
     assert nodes["NODE1"].events() == GONE

@@ -275,7 +275,6 @@ def gathered(case: Case) -> Case:
 
 CASES += [gathered(case) for case in CASES if case.function in {"rpc", "return"}]
 
-
 # Function, arguments, number and text of an error, and the rule that the node ME needs.
 NEEDED_RULES: list[tuple[str, tuple[Any, ...], int, str, tuple[str, ...]]] = [
     ("topic_auth", ("T",), 2, "cannot use Topic to T", ("ME", "Topic", "T", "R")),
@@ -426,14 +425,13 @@ def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(nodes
 
 TOPIC_ORDER = [50, 54, 1, 15, 9, 16, 2, 3, 21, 17, 55, 51, 10, 60, 61]
 QUEUE_ORDER = [54, 1, 15, 16, 62, 2, 3, 63, 58, 60, 55, 51]
-RPC_ORDER = [50, 54, 15, 14, 16, 2, 17, 55, 51]
 RETURN_ORDER = [50, 54, 15, 14, 18, 19, 20]
 # In which order a function looks for its errors.
 ORDERS = {
     **{name: TOPIC_ORDER for name in WITH_TOPIC
        if "staged" not in name and "stream" not in name and name != "subscribe_from"},
     **dict.fromkeys((*PUSHES, *TAKES, "pause", "resume", "drain", "queue_listen"), QUEUE_ORDER),
-    "rpc": RPC_ORDER,
+    "rpc": [50, 54, 15, 14, 16, 2, 17, 55, 51],
     **dict.fromkeys(ANSWERS, RETURN_ORDER),
     "get_data": [50, 52],
     "use": [50, 54],

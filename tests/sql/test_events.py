@@ -163,8 +163,7 @@ def test_an_event_has_its_fields_and_an_id_of_its_own(nodes: EventNodes):
     for function in "init", *acts, "deinit":
         nodes.subject.ok(function, "SHARED" if function in acts else "SUBJECT")
     headers = nodes.others["SHARER"].headers()
-    named = {header["Evt"]: set(header) - {"Type", "Evt", "Id"} for header in headers}
-    assert named == {
+    assert {header["Evt"]: set(header) - {"Type", "Evt", "Id"} for header in headers} == {
         "connect": {"Ident"}, "disconnect": {"Ident"}, **{act: {"Ident", "Topic"} for act in acts},
         "topic_none_listen": {"Topic"}, "topic_none_notify": {"Topic"},
     }  # fmt: skip

@@ -52,9 +52,7 @@ def caller(world: World) -> Program:
         ("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE", "BC"),
     ],
 )  # fmt: skip
-def test_crashes_with_locked_rows_are_reported_later_than_others(
-    world: World, call: tuple[str, ...], act: str, later: str
-):
+def test_crashes_with_locks_come_later(world: World, call: tuple[str, ...], act: str, later: str):
     roles = {"A": "user1", "B": "user2", "C": "user2"}
     told, *dying = [world.node(role, ident, listen="T") for ident, role in roles.items()]
     world.forget()

@@ -172,9 +172,7 @@ def test_any_role_that_knows_a_channel_can_notify_it_as_documented(nodes: dict[s
     ("act", "held_up"),
     [(("topic_listen", "T"), ("topic_listen", "T")), (("topic_observe", "T"), ("init", "LATE"))],
 )
-def test_an_open_transaction_of_a_role_with_rules_holds_up_others_which_is_documented(
-    world: World, act: tuple[str, ...], held_up: tuple[str, ...]
-):
+def test_transactions_hold_up_others(world: World, act: tuple[str, ...], held_up: tuple[str, ...]):
     world.rules(
         "hostile H Topic T RW 5", "hostile H* Topic T O 5", "user1 A Topic T R 5",
         "user1 DEAD Topic T R 5", "user1 LATE Topic T R 5",

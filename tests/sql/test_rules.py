@@ -138,11 +138,6 @@ def test_a_role_that_is_granted_the_view_may_change_rules(world: World, nodes: N
         world.execute("REVOKE ALL ON messages.auth FROM hostile")
 
 
-def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: World):
-    world.rules("user1 BOTH Topic T R 5", "user2 BOTH Topic T W 5")
-    assert world.node("user2", "BOTH").error("topic_listen", "T")[0] == 3
-
-
 @pytest.mark.parametrize(
     "timeout",
     # Who asks for no timeout waits ten seconds.

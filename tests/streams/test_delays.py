@@ -213,10 +213,7 @@ def background(world: World) -> Iterator[Threads]:
 
 def end_all(world: World) -> None:
     """End the sessions and prepared transactions of the role."""
-    world.watcher.query(
-        "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-        " WHERE usename = 'hostile'"
-    )
+    world.end_backends("usename = 'hostile'")
     for (gid,) in world.watcher.execute(PREPARED).fetchall():
         world.watcher.execute(f"ROLLBACK PREPARED '{gid}'")
 
@@ -256,9 +253,7 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
 
 # The nightly one opens the number of docs/explanation/reliability.md: each compiles all functions.
 @pytest.mark.parametrize("connections", [5, pytest.param(CONNECTIONS, marks=pytest.mark.nightly)])
-def test_many_connections_at_the_same_time_delay_no_call_of_another(
-    world: World, calls: Calls, background: Threads, connections: int
-):
+def test_a_crowd_delays_no_call(world: World, calls: Calls, background: Threads, connections: int):
     calls.let_housekeeping_be_due()
     for trick in islice(TRICKS.values(), connections):
         play(world, trick, background)

@@ -117,9 +117,8 @@ def refused(
 
 
 def kill(world: World, role: str = "user1") -> None:
-    pids = "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s"
-    (pid,) = world.watcher.query(pids, role)
-    assert world.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
+    pids = "SELECT pid FROM psqlmessages_session WHERE role = %s"
+    assert world.end_backends(f"pid IN ({pids})", role) == 1
 
 
 async def back(*boxes: Box) -> None:

@@ -13,7 +13,7 @@ from psqlmessages.admin import rule_transfer
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
-from tests.web.pages import IDENTITIES, RULES, SURE, Admin, FormClient, Page, history
+from tests.web.pages import IDENTITIES, RULES, SURE, Admin, FormClient, Page, history, page_of
 
 IMPORT, SHOW, DO = f"{RULES}import/", "Show changes", "Import this"
 OLD, NEW = (
@@ -198,8 +198,7 @@ def test_a_user_or_a_group_is_given_an_ident(admin: Admin):
     assert add(admin, user=alice.pk, ident="").errors == ["This field is required."]
     pages = [add(admin, group=traders.pk, ident=f"{SCRIPT}*{SCRIPT}")]
     assert any("is not at the end, so" in message for message in pages[0].messages)
-    key = WebIdentity.objects.get(group=traders).pk
-    pages.append(admin.open(f"{IDENTITIES}{key}/change/"))
+    pages.append(admin.open(page_of(WebIdentity.objects.get(group=traders))))
     assert all(SCRIPT in page.text for page in pages)
     assert not any("<script>alert" in page.html for page in pages)
     LogEntry.objects.all().delete()

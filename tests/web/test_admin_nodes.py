@@ -160,9 +160,8 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(admin: Admin, gatewa
     assert page.links["open"].startswith(RULES)
     assert 'data-topic="PRICES"' in page.html
     assert "psqlmessages/monitor/topic_status.js" in page.html
-    address = topic_page("PRICES")
     with override_script_prefix("/app/"):
-        assert 'data-socket="/app/ws/monitor/"' in admin.open(address).html
+        assert 'data-socket="/app/ws/monitor/"' in admin.open(topic_page("PRICES")).html
     page = admin.staff("view_topic").open(topic_page("NEWS"))
     assert "For live updates you need the permission “Can view the live monitor”." in page.text
     assert "Senders ONE" in page.text

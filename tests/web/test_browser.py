@@ -273,7 +273,6 @@ def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, world: 
 AREAS = """[...document.querySelectorAll("#rates .area[fill='var(--accent)']")]
     .map((area) => area.getAttribute("d").split("V").length - 1).join()"""
 
-
 # How to make it, the problem on the first page, and words of the page behind it.
 FAULTS = (
     (lambda world: test_now.push(world, "orders", is_paused=True),

@@ -61,8 +61,7 @@ def pair(world: World) -> Pair:
 
 def test_users_without_the_permission_are_refused(site: Site):
     assert Watcher(site).refused()[0] == 4401
-    cases = ((True, ()), (False, ALL), (True, ALL[1:]))
-    for number, (is_staff, permissions) in enumerate(cases):
+    for number, (is_staff, permissions) in enumerate(((True, ()), (False, ALL), (True, ALL[1:]))):
         name = f"somebody{number}"
         site.user(name, is_staff=is_staff, permissions=permissions)
         code, reason = Watcher(site, site.login(name)).refused()
@@ -207,8 +206,7 @@ def test_a_busy_topic_makes_few_frames(opened: Open, pair: Pair):
     watcher.until(lambda w: w.topic.get("count") == 2000)
     since, until = watcher.frames[before]["now"], watcher.frames[-1]["now"]
     assert len(watcher.frames) - before <= 5 * (until - since) + 2
-    tails = [frame.get("topic", {}).get("tail", ()) for frame in watcher.frames]
-    assert max(map(len, tails)) <= 50
+    assert max(len(frame.get("topic", {}).get("tail", ())) for frame in watcher.frames) <= 50
 
 
 MALFORMED = (
@@ -217,7 +215,6 @@ MALFORMED = (
     '{"op":"watch","topic":"\\ud800"}', '{"op":"echo"}', '{"op":"echo","n":"1"}',
     '{"op":"echo","n":1' + " " * 5000 + "}",
 )  # fmt: skip
-
 
 MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
 

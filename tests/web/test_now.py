@@ -134,7 +134,6 @@ PROBLEMS: tuple[tuple[Callable[[World], object], str, str, str, str, str], ...] 
      "/monitor/nodes/example/", f"allow example W Topic {QUOTED} --role {Server.owner}"),
 )  # fmt: skip
 
-
 # By check: a setting with which a problem above is none.
 TOLERANT = {
     "dead_letters": {"PROBLEM_DEAD_LETTERS": 2}, "waiting": {"PROBLEM_WAIT_SECONDS": 900},
@@ -206,9 +205,7 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings, client,
     assert "subscriptions:SUB/T" in {problem["id"] for problem in read(client, **token)}
 
 
-def test_a_stopped_or_blocked_exchange_links_to_its_button_or_names_the_permissions(
-    quiet: World, settings: Settings
-):
+def test_a_stopped_exchange_links_to_its_button_or_permissions(quiet: World, settings: Settings):
     blocked = {"missing_rules": ["default: INSERT"], "failing_since": "2026-11-27T12:03:05Z"}
     for is_running, button, *needed in (
         (False, "Start", "change_exchange"),

@@ -83,9 +83,7 @@ def test_elements_acknowledged_in_the_loop_are_left(queues: World, writer: Node,
     assert found == [("second", 1), ("rollback", 1), ("release", 0), ("lease", 1)]
 
 
-def test_lost_leases_are_reported_and_expired_elements_are_not_returned(
-    queues: World, writer: Node, reader: Node, caplog, monkeypatch
-):
+def test_lost_leases_are_reported(queues: World, writer: Node, reader: Node, caplog, monkeypatch):
     writer.push_many("Q", ["a", "b", "c"])
     seen = []
     for element in reader.consume("Q", batch=3, idle=NOW):

@@ -12,9 +12,9 @@ from time import monotonic
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, AsyncSubscription, Node, Options, Subscription, exceptions
+from psqlmessages import AsyncNode, Node, Options, Subscription, exceptions
 from psqlmessages.client import subscription
-from tests.client.nodes import NOW, QUICK, end_backend, in_a_loop, offered
+from tests.client.nodes import NOW, QUICK, end_backend, in_a_loop
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
@@ -354,11 +354,6 @@ def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch):
         assert bodies(messages, 1) == [number]
     assert len(reader._state.inbox) == 3
     assert reader.counters.dropped_events >= 5
-
-
-def test_sync_and_async_subscriptions_offer_the_same():
-    sync, asynchronous = offered(Subscription), offered(AsyncSubscription)
-    assert sync == asynchronous | {"__init__": sync["__init__"]}
 
 
 @in_a_loop
