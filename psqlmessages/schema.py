@@ -205,10 +205,8 @@ class InstallSQL(Operation):
     def database_forwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
-        """Install the scripts of this version, unless the database already has them."""
-        if not router.allow_migrate(schema_editor.connection.alias, app_label):
-            return
-        if schema_editor.collect_sql or installed_digest(schema_editor.connection) != self.digest:
+        """Install the scripts of this version."""
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
             _install_or_collect(schema_editor, self.find_folder())
 
     def database_backwards(
@@ -250,6 +248,15 @@ class ReinstallSQL(InstallSQL):
 
     def __init__(self) -> None:
         super().__init__("0.1", digest())
+
+    def database_forwards(
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
+    ) -> None:
+        """Install the current scripts, unless the database already has them."""
+        if not router.allow_migrate(schema_editor.connection.alias, app_label):
+            return
+        if schema_editor.collect_sql or installed_digest(schema_editor.connection) != self.digest:
+            super().database_forwards(app_label, schema_editor, *states)
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState

@@ -20,9 +20,9 @@ _STDERR: Final = 2
 def stop_on_signals(
     stop: Callable[[], object], work: str, seconds: float | None = None
 ) -> Iterator[None]:
-    """Call ``stop`` at the first SIGINT or SIGTERM, and print that; exit at the second.
+    """Call ``stop`` at the first SIGINT or SIGTERM, and print what ends first; exit at the second.
 
-    ``work`` names what is finished first, such as "batch". ``seconds`` after the first signal, the
+    ``work`` names what ends first, such as "batch". ``seconds`` after the first signal, the
     process ends even if threads still run: see :func:`exit_after`. Use this function in the main
     thread only.
     """

@@ -130,7 +130,7 @@ _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN conca
     )
 )
 # At a stricter isolation level, concurrent calls cause serialization errors for each other.
-_SET_STATEMENT_TIMEOUT: Final = """
+_SET_UP: Final = """
     SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat(
         set_config(
             'statement_timeout', coalesce(%(timeout)s, current_setting('statement_timeout')), false
@@ -141,7 +141,7 @@ _SET_STATEMENT_TIMEOUT: Final = """
 
 
 async def connect_async(
-    dsn: str, name: str, answer_seconds: float, statement_seconds: float | None = None
+    dsn: str, name: str, *, answer_seconds: float, statement_seconds: float | None = None
 ) -> AsyncConnection:
     """Connect with autocommit; set the isolation level and, if given, a statement timeout.
 
@@ -150,7 +150,7 @@ async def connect_async(
     with our settings and statements to another client, and give us a backend without them.
     """
     timeout = None if statement_seconds is None else f"{statement_seconds * 1000:.0f}"
-    set_up = (_SET_STATEMENT_TIMEOUT, {"timeout": timeout})
+    set_up = (_SET_UP, {"timeout": timeout})
     connection = await _connect_async(complete_conninfo(dsn, name), answer_seconds, *set_up)
     if connection.is_pooled:
         connection.prepare_threshold = None

@@ -325,13 +325,9 @@ class Waker:
 
 
 class PreparedCallsMixin:
-    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``).
-
-    ``is_pooled``: there is a pooler, as far as the module ``connect`` has found out.
-    """
+    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``)."""
 
     answer_seconds = 60.0
-    is_pooled = False
 
     @cached_property
     def _statements(self) -> StatementCache:
@@ -365,7 +361,12 @@ class Connection(PreparedCallsMixin, psycopg.Connection[tuple[Any, ...]]):
 
 
 class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
-    """The same as :class:`Connection`, for asyncio."""
+    """The same as :class:`Connection`, for asyncio.
+
+    ``is_pooled``: a pooler is between us and PostgreSQL. ``connect`` sets it.
+    """
+
+    is_pooled = False
 
     async def execute_prepared(self, sql: str, params: tuple[Any, ...]) -> Any:
         """See :meth:`Connection.execute_prepared`."""

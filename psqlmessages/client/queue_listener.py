@@ -17,6 +17,7 @@ from psycopg import sql
 from psqlmessages.client.calls import raise_for_error, translate_error
 from psqlmessages.client.connect import connect_async, host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
+from psqlmessages.client.options import complete_conninfo
 from psqlmessages.client.wakeups import MOVED, QueueState
 from psqlmessages.exceptions import ConnectionShared
 from psqlmessages.retry import RateLimitedLogger
@@ -112,12 +113,14 @@ class QueueListener:
         """Connect; return False if the caller must poll because a pooler shares connections."""
         if monotonic() < self._poll_until:
             return False
-        limits = (ANSWER_SECONDS, ANSWER_SECONDS)
-        connection = await connect_async(self._dsn, self._name, *limits)
+        connection = await connect_async(
+            self._dsn, self._name, answer_seconds=ANSWER_SECONDS, statement_seconds=ANSWER_SECONDS
+        )
         try:
             if connection.is_pooled:
                 address = host_and_port(connection)
-                await asyncio.to_thread(refuse_shared_connections, self._dsn, address)
+                conninfo = complete_conninfo(self._dsn, self._name)
+                await asyncio.to_thread(refuse_shared_connections, conninfo, address)
         except BaseException as error:
             await connection.close()
             if not (self._may_poll and isinstance(error, ConnectionShared)):

@@ -1,4 +1,7 @@
-"""Routing: the copies of an element that an exchange pushes; and dry runs. Pure."""
+"""Routing: the copies of an element that an exchange pushes; and dry runs.
+
+Pure, except that a dry run reads the clock.
+"""
 
 from __future__ import annotations
 

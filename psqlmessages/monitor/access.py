@@ -47,7 +47,7 @@ def access_of(user: Any, granted: Set[str]) -> MonitorAccess:
     return MonitorAccess(can_view=True, can_view_bodies=VIEW_BODIES in granted)
 
 
-def may_in_admin(user: Any, permission: str) -> bool:
+def has_admin_permission(user: Any, permission: str) -> bool:
     """Return whether a user has a permission in the admin, where "change" includes "view"."""
     return user.has_perm(permission) or user.has_perm(permission.replace(".view_", ".change_"))
 

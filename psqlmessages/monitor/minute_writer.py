@@ -221,8 +221,11 @@ class MinuteWriter:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _write_while_locked(self) -> None:
-        limits = (2 * _QUERY_SECONDS, _QUERY_SECONDS)
-        async with await connect_async(direct_dsn(), "history", *limits) as connection:
+        connection = await connect_async(
+            direct_dsn(), "history",
+            answer_seconds=2 * _QUERY_SECONDS, statement_seconds=_QUERY_SECONDS,
+        )  # fmt: skip
+        async with connection:
             # A pooler may give the session with the lock to another client.
             if connection.is_pooled or not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return

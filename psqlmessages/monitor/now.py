@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages.conf import get_settings
 from psqlmessages.health import broken_parts
-from psqlmessages.monitor.access import may_in_admin
+from psqlmessages.monitor.access import has_admin_permission
 from psqlmessages.monitor.listing import check_parameters, read_shared, render_page
 from psqlmessages.monitor.names import find_url, object_url
 from psqlmessages.monitor.problem_checks import CHECKS
@@ -63,7 +63,7 @@ def now(request: HttpRequest) -> HttpResponse:
         (
             problem,
             problem_url(problem.link, request),
-            [name for name in problem.permissions if not may_in_admin(request.user, name)],
+            [name for name in problem.permissions if not has_admin_permission(request.user, name)],
         )
         for problem in current_problems()
     ]
@@ -90,10 +90,14 @@ def problem_url(link: Link | None, request: HttpRequest | None = None) -> str:
     if link is None:
         return ""
     if link.page == "transactions":
-        is_allowed = request is None or may_in_admin(request.user, "psqlmessages.view_client")
+        is_allowed = request is None or has_admin_permission(
+            request.user, "psqlmessages.view_client"
+        )
         return find_url("admin:psqlmessages_client_open_transactions") if is_allowed else ""
     if link.page == "exchange":
-        may_view = request is not None and may_in_admin(request.user, "psqlmessages.view_exchange")
+        may_view = request is not None and has_admin_permission(
+            request.user, "psqlmessages.view_exchange"
+        )
         url = find_url("admin:psqlmessages_exchange_change", link.name) if may_view else ""
         return url or find_url("psqlmessages:monitor_exchanges")
     if not link.name:

@@ -157,7 +157,9 @@ class MonitorReader:
 
     async def _connect(self) -> AsyncConnection:
         seconds = _QUERY_TIMEOUT_SECONDS
-        self._connection = await connect_async(self._dsn, "monitor", 2 * seconds, seconds)
+        self._connection = await connect_async(
+            self._dsn, "monitor", answer_seconds=2 * seconds, statement_seconds=seconds
+        )
         return self._connection
 
 
@@ -189,8 +191,11 @@ async def run_queries(
     if a schema, table or function is missing.
     """
     try:
-        limits = (2 * query_seconds, query_seconds)
-        async with await connect_async(database_dsn(alias), name, *limits) as connection:
+        connection = await connect_async(
+            database_dsn(alias), name,
+            answer_seconds=2 * query_seconds, statement_seconds=query_seconds,
+        )  # fmt: skip
+        async with connection:
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

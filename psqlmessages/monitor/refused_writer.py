@@ -71,8 +71,11 @@ async def write_counts() -> None:
     try:
         if not (limited := _limit_rules(counts)):
             return
-        name, seconds = "refused calls", _QUERY_TIMEOUT_SECONDS
-        async with await connect_async(direct_dsn(), name, 2 * seconds, seconds) as connection:
+        seconds = _QUERY_TIMEOUT_SECONDS
+        connection = await connect_async(
+            direct_dsn(), "refused calls", answer_seconds=2 * seconds, statement_seconds=seconds
+        )
+        async with connection:
             columns = [*map(list, zip(*limited, strict=True)), list(limited.values())]
             await connection.execute(_ADD, columns)
             await connection.execute(_PRUNE)

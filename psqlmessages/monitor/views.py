@@ -24,8 +24,8 @@ from psqlmessages.monitor.access import (
     VIEW_BODIES,
     VIEW_MONITOR,
     content_security_policy,
+    has_admin_permission,
     load_access,
-    may_in_admin,
 )
 from psqlmessages.monitor.listing import FRAGMENT
 from psqlmessages.monitor.minutes import history_url
@@ -134,7 +134,7 @@ def admin_page(
 
     ``is_change_page``: return the URL of the object with key 0 instead; callers replace the 0.
     """
-    if not may_in_admin(request.user, f"psqlmessages.view_{model}"):
+    if not has_admin_permission(request.user, f"psqlmessages.view_{model}"):
         return ""
     if is_change_page:
         return find_url(f"admin:psqlmessages_{model}_change", "0")

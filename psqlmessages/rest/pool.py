@@ -114,9 +114,11 @@ class Pool:
         if loop.time() < self._fail_fast_until:
             raise ServerUnreachable("the last attempt to connect has just failed")
         try:
-            limits = (ANSWER_SECONDS, ANSWER_SECONDS * 0.8)
             async with asyncio.timeout(_CONNECT_SECONDS):
-                return await connect_async(self._dsn, self._name, *limits)
+                return await connect_async(
+                    self._dsn, self._name,
+                    answer_seconds=ANSWER_SECONDS, statement_seconds=ANSWER_SECONDS * 0.8,
+                )  # fmt: skip
         except (psycopg.Error, TimeoutError) as error:
             self._failed_at = loop.time()
             self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS

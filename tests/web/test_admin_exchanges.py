@@ -116,7 +116,7 @@ def test_exchanges_are_stopped_started_and_deleted(admin: Admin, sorting: Exchan
     count(sorting, (Outcome.OK, -1, 1), **state)
     page = admin.open(page_of(sorting))
     assert "It is blocked: missing rule in default: INSERT" in page.text
-    assert "It has failed since 2026-11-27 12:03:05 UTC" in page.text
+    assert "It has had errors or lacked rules since 2026-11-27 12:03:05 UTC" in page.text
     page = admin.send(page, "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders ." in page.text

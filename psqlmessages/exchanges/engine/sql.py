@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import pq
+from psycopg.conninfo import make_conninfo
 
 from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
@@ -18,6 +19,8 @@ from psqlmessages.exchanges.engine.batch import LocalCopy, RemoteCopy, RoutedBat
 # Connections: opened when needed, and reopened after they break.
 
 Row = tuple[Any, ...]
+# A server that is away must not hold up the exchanges of others.
+CONNECT_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class ReconnectingConnection:
     """A connection to one database, for one task at a time."""
 
     def __init__(self, address: str, answer_seconds: float) -> None:
-        self._address = address
+        self._conninfo = make_conninfo(address, connect_timeout=CONNECT_SECONDS)
         self._answer_seconds = answer_seconds
         self._connection: AsyncConnection | None = None
 
@@ -46,7 +49,9 @@ class ReconnectingConnection:
         """Return the connection; open it if necessary."""
         if self._connection is not None and not self._connection.closed:
             return self._connection
-        self._connection = await connect_async(self._address, "exchange", self._answer_seconds)
+        self._connection = await connect_async(
+            self._conninfo, "exchange", answer_seconds=self._answer_seconds
+        )
         return self._connection
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
