@@ -118,7 +118,9 @@ class BaseAdmin(ModelAdmin):
         if not type(self).__module__.startswith(f"{__package__}."):
             return media
         unused = ("/urlify.js", "/prepopulate.js", "/xregexp")
-        return Media(js=[each for each in media._js if not any(part in each for part in unused)])
+        return Media(
+            js=[each for each in media._js if not any(part in str(each) for part in unused)]
+        )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Read the database that holds the rules, even if the project reads from a replica."""
