@@ -34,7 +34,7 @@ class MessagesError(Exception):
     """Base class of this package's errors, and the class of errors with an unknown number."""
 
     number: int | None = None
-    #: What to do. If rules are missing, the statement that adds them follows.
+    #: What to do; ``{0}`` is the caller. The statement that adds missing rules follows.
     hint: ClassVar[str] = ""
     #: Set by the functions that know the caller.
     caller: Caller = Caller()
@@ -74,7 +74,9 @@ class MessagesError(Exception):
     def __str__(self) -> str:
         numbered = f"{self.number}: {self.text}" if self.number is not None else self.text
         rules = self.missing_rules()
-        hint = f"{self.hint}: {insert_rules(*rules)}" if rules else self.hint
+        hint = self.hint.format(self.caller)
+        if rules:
+            hint += f": {insert_rules(*rules)}"
         return f"{numbered} ({hint})" if hint else numbered
 
     def _missing_rule(self, **values: str) -> Rule:
@@ -186,7 +188,7 @@ class DestinationNotAuthorized(NotAuthorized, number=2):
 class ModeNotAuthorized(NotAuthorized, number=3):
     """A rule for this topic or queue exists, but not for this mode (W, R, O or A)."""
 
-    hint = "allow it by adding the mode to the rule in messages.auth"
+    hint = "add the mode to the rule of role {0.role} and node {0.ident} in messages.auth"
     _pattern = "cannot auth (?P<mode>.*) with (?P<type>.*?) (?P<dest>.*)"
 
 

@@ -76,9 +76,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _destination(arguments: argparse.Namespace) -> dict[str, str]:
     """Return type and name of the topic or queue of a command, for the rule that it may need."""
     for type_ in ("Topic", "Queue"):
-        dest = getattr(arguments, type_.lower(), None)
-        # A text with a comma is a list of names.
-        if isinstance(dest, str) and "," not in dest:
+        if isinstance(dest := getattr(arguments, type_.lower(), None), str):
             return {"type": type_, "dest": dest}
     return {}
 

@@ -97,6 +97,9 @@ class RefusedCalls:
 def rule_of_call(sql: str, params: Params) -> NeededRule:
     """Return the rule that a call needs; its first arguments are a node and a destination."""
     ident, dest = (*(params.values() if isinstance(params, Mapping) else params), "", "")[:2]
+    if not isinstance(ident, str):
+        # The pipeline has statements whose first argument is not the node.
+        ident = dest = ""
     if isinstance(dest, list) and len(dest) == 1:
         (dest,) = dest
     if not isinstance(dest, str) or _LEASE_CALL.search(sql):
@@ -104,7 +107,7 @@ def rule_of_call(sql: str, params: Params) -> NeededRule:
     type_ = "Topic" if _TOPIC_CALL.search(sql) else "Queue"
     # A statement with several functions does not say which of them was refused.
     modes = [mode for mode, calls in _MODE_CALLS.items() if calls.search(sql)]
-    return NeededRule(str(ident), type_, dest, modes[0] if len(modes) == 1 else "")
+    return NeededRule(ident, type_, dest, modes[0] if len(modes) == 1 else "")
 
 
 def needed_rule(ident: str, error: MessagesError, sql: str, params: Params) -> NeededRule:
@@ -126,7 +129,7 @@ def needed_rule(ident: str, error: MessagesError, sql: str, params: Params) -> N
 def caller_of(role: str, sql: str, params: Params) -> Caller:
     """Return the caller of a call that a role makes, for the text of its error."""
     ident, type_, dest, mode = rule_of_call(sql, params)
-    return Caller(role, ident, type_, dest or type_.upper(), mode)
+    return Caller(role, ident or "NODE", type_, dest or type_.upper(), mode)
 
 
 refused_calls: Final = RefusedCalls()

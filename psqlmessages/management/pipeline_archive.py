@@ -68,7 +68,7 @@ def _verify(arguments: Namespace) -> int:
 
     comparisons = []
     with _open_archive("verify", arguments) as (_, archive):
-        names = pipeline.split_names(arguments.topic or "") or None
+        names = pipeline.split_names(arguments.topics or "") or None
         for comparison in verify_module.verify(archive, names):
             comparisons.append(comparison)
             print(_describe(comparison))
@@ -120,6 +120,7 @@ def _configure(parser: ArgumentParser) -> None:
     _add_folder(parser, is_required=False)
     parser.add_argument(
         "--topic",
+        dest="topics",
         metavar="NAMES",
         help="topics and patterns to mark and archive, separated by commas (default: all marked"
         " topics)",
@@ -137,7 +138,7 @@ def _configure(parser: ArgumentParser) -> None:
     verify = add("verify", _verify, "compare archived messages with those still in the stream")
     _add_folder(verify)
     topics_help = "the topics, separated by commas (default: all)"
-    verify.add_argument("--topic", metavar="NAMES", help=topics_help)
+    verify.add_argument("--topic", dest="topics", metavar="NAMES", help=topics_help)
     replay = add("replay", _replay, "publish a range of an archived topic again")
     _add_folder(replay)
     replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
@@ -185,7 +186,7 @@ def _archive(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 
     root = _archive_folder(arguments)
-    names = tuple(pipeline.split_names(arguments.topic or ""))
+    names = tuple(pipeline.split_names(arguments.topics or ""))
     with pipeline.JobContext(COMMAND.name, arguments) as context:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:

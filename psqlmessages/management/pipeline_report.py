@@ -49,6 +49,7 @@ def _configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--topic",
+        dest="topics",
         metavar="NAMES",
         default="*",
         help="topics and patterns, separated by commas (default: *)",
@@ -101,7 +102,7 @@ def run(arguments: Namespace) -> int:
 def _read_statistics(arguments: Namespace, period: Period) -> ReportStatistics:
     """Read the statistics from the source that --of and --archive select."""
     if arguments.of != "messages" and not arguments.archive:
-        statistics = read_windows(period, arguments.topic, arguments.database)
+        statistics = read_windows(period, arguments.topics, arguments.database)
         if statistics is not None:
             return statistics
         if arguments.of == "traffic":
@@ -121,7 +122,7 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
             compute.compute_statistics,
             context.spark,
             period,
-            topics=arguments.topic,
+            topics=arguments.topics,
             archive=arguments.archive,
         )
         while True:

@@ -25,6 +25,7 @@ _PRUNE_SECONDS: Final = 10 * 60
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--topic",
+        dest="topics",
         metavar="NAMES",
         default="*",
         help="topics and patterns, separated by commas (default: all topics that may be read)",
@@ -61,7 +62,7 @@ def run(arguments: Namespace) -> int:
         query = traffic.start(
             context.spark,
             table.write,
-            topics=arguments.topic,
+            topics=arguments.topics,
             checkpoint=arguments.checkpoint,
             trigger=context.trigger,
             lateness=arguments.lateness,
@@ -70,7 +71,7 @@ def run(arguments: Namespace) -> int:
                 "failOnDataLoss": str(not arguments.allow_gaps).lower(),
             },
         )
-        lag = offsets.Lag(query, traffic.IDENT, split_names(arguments.topic))
+        lag = offsets.Lag(query, traffic.IDENT, split_names(arguments.topics))
         try:
             context.follow(query, lag, record=_make_recorder(context))
         finally:
@@ -103,7 +104,7 @@ def _print_topics(context: JobContext) -> None:
 
     arguments = context.arguments
     with closing(Database({})) as database:
-        names = split_names(arguments.topic)
+        names = split_names(arguments.topics)
         topics = offsets.read_watermarks(database, traffic.IDENT, names).topics
     number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
     context.say(f"reading {number} as {traffic.IDENT}, checkpoint {arguments.checkpoint}")

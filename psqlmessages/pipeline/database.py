@@ -275,7 +275,10 @@ class Database:
                 self._drop()
                 if is_reused:
                     raise ReusedConnectionLost(str(error).strip()) from None
-            raise calls.translate_error(error, is_broken=is_lost) from error
+            translated = calls.translate_error(error, is_broken=is_lost)
+            if isinstance(translated, MessagesError):
+                translated.caller = caller_of(self._role, sql, parameters)
+            raise translated from error
 
 
 _MAX_INTERVAL_SECONDS: Final = 60.0

@@ -77,7 +77,7 @@ def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: 
 FAILURES = (
     (("call", "NODE1", "NODE2", "x"), "17: Client NODE2 is not connected"),
     (("send", "NODE1", "ORDERS"), "10: cannot listeners for Topic ORDERS"),
-    (("receive", "OTHER", "ORDERS"), "('user1', 'OTHER', 'Topic', 'ORDERS', 'RW', 60)"),
+    (("receive", "OTHER", "A,B"), "('user1', 'OTHER', 'Topic', 'A,B', 'RW', 60)"),
     (("queue", "pop", "OTHER", "Q"), "('user1', 'OTHER', 'Queue', 'Q', 'R', 60)"),
     (("stream", "publish", "A", "T", "x"), "('user1', 'A', 'Topic', 'T', 'W', 60)"),
     (("status", "UNHEARD"), "there is no topic UNHEARD, or no rule lets"),

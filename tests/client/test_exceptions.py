@@ -10,6 +10,7 @@ import pytest
 import psqlmessages
 from psqlmessages import exceptions
 from psqlmessages.client.calls import raise_for_error
+from psqlmessages.client.refused_calls import caller_of
 from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for
 
 MEMBERS = inspect.getmembers(exceptions, inspect.isclass)
@@ -46,6 +47,7 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do():
     assert all(found.__doc__ for found in CLASSES.values())
     unknown = error_for(98, "of a newer server")
     assert (type(unknown), unknown.number) == (MessagesError, 98)
+    assert caller_of("a", "messages.read_stream", ([], "B")) == exceptions.Caller("a", mode="R")
     assert "call topic_notify first" in str(error_for(21, "A cannot send"))
     assert issubclass(exceptions.CallTimeout, TimeoutError)
     assert issubclass(ConnectionLost, ConnectionError)

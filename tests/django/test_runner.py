@@ -257,7 +257,9 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
     assert runner.counters.unanswered == 1
 
 
-def test_later_topics_match(sender: Program, registry: HandlerRegistry, seen: Seen, shop: World):
+def test_a_pattern_takes_allowed_topics_also_later_ones(
+    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
+):
     @registry.on_topic("*")
     def handle(message: Message) -> str:
         seen.add((message.topic, message.body))
@@ -275,7 +277,9 @@ def test_later_topics_match(sender: Program, registry: HandlerRegistry, seen: Se
         assert set(seen.wait_for(2)) == {("ORDERS", "whose?"), ("ORDERS.LATER", "y")}
 
 
-def test_regained_rights_count(sender: Program, registry: HandlerRegistry, seen: Seen, shop: World):
+def test_a_regained_right_is_used_again_also_after_a_reconnect(
+    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
+):
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
         seen.add(message.body)

@@ -56,7 +56,7 @@ def test_definitions_are_taken_up_while_it_runs(field: Field):
         field.until(lambda: not thread.worker.running)
 
 
-def test_a_definition_that_changes_while_it_is_read(committing: None, field: Field):
+def test_a_definition_that_changes_while_it_is_read(field: Field, request):
     """The definition of x1 changes after its row and before its destinations are read."""
     is_changed = False
 
@@ -72,12 +72,12 @@ def test_a_definition_that_changes_while_it_is_read(committing: None, field: Fie
 
     field.define(x1=flow("a", "b"))
     connection_created.connect(watch)
+    request.addfinalizer(lambda: connection_created.disconnect(watch))
     field.default.push("a", "of the former source")
     field.default.push("c", "it")
     with working():
         wait_for(field, "d", 1)
         field.until_idle()
-    connection_created.disconnect(watch)
     assert is_changed
     assert field.default.bodies("d") == ["it"]
     assert field.default.bodies("a") == ["of the former source"]

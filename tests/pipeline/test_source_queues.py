@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.exceptions import DestinationNotAuthorized
+from psqlmessages.exceptions import DestinationNotAuthorized, ModeNotAuthorized
 from psqlmessages.pipeline import reader as reader_module
 from psqlmessages.pipeline.data_source import MessagesSource
 from tests.pipeline.driving import Query, Source
@@ -45,6 +45,9 @@ def test_neither_a_look_nor_a_stream_is_allowed_without_a_rule(source: Source):
     with pytest.raises(DestinationNotAuthorized):
         look(source.dsn_file, client="OTHER")
     with pytest.raises(DestinationNotAuthorized):
+        planned(source, "1", client="OTHER")
+    source.world.rules("user2 OTHER Queue Q W 10")
+    with pytest.raises(ModeNotAuthorized, match="rule of role user2 and node OTHER in"):
         planned(source, "1", client="OTHER")
 
 

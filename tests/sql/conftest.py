@@ -295,6 +295,7 @@ class World:
 
     def kill(self, program: Program) -> None:
         self.end_backends("pid = %s", program.pid)
+        assert not self.watcher.query("SELECT 1 FROM pg_stat_activity WHERE pid = %s", program.pid)
         program.close()
 
 

@@ -177,7 +177,9 @@ def test_a_reused_pid_is_refused(inherit: Callable[..., Program], role: str, set
 
 
 @pytest.mark.parametrize("call", [("evaluate",), ("deinit", "NODE2")])
-def test_reused_pids_are_safe(nodes: Nodes, inherit: Callable[..., Program], call: tuple[str, ...]):
+def test_a_reused_pid_neither_keeps_a_dead_session_alive_nor_deregisters_its_node(
+    nodes: Nodes, inherit: Callable[..., Program], call: tuple[str, ...]
+):
     heir = inherit("hostile", "channel", "node")
     assert heir.ok(*call).get("Already") == (1 if call[0] == "deinit" else None)
     assert nodes["NODE1"].events() == GONE

@@ -75,7 +75,9 @@ async def test_a_reader_cancelled_at_any_moment_loses_no_element(
 
 
 @in_a_loop
-async def test_pops_remove_elements(queues: World, writer: Node, new_async_reader: NewAsyncReader):
+async def test_popped_elements_are_removed_before_the_next_call_and_before_the_end(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader
+):
     async with new_async_reader() as node:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
