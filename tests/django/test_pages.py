@@ -87,7 +87,7 @@ import {modules}
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    names = ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
+    names = ".venv", ".nox", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
     shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*names))
     build = "import setuptools.build_meta as b; print(b.build_sdist('..'))"
     run = [sys.executable, "-W", "ignore", "-c", build]

@@ -18,7 +18,6 @@ from psqlmessages.pipeline import session
 from psqlmessages.pipeline.spark_session import use_compiled_modules
 from tests.conftest import TestedServer
 from tests.django.processes import run_python
-from tests.pipeline import alone
 from tests.pipeline.processes import FAULT, addresses_listened_on, is_alive, java_of, until
 from tests.reliability.counts import report
 from tests.sql.conftest import INSERT_RULE
@@ -123,7 +122,7 @@ def test_a_session_for_this_machine(spark: SparkSession):
     assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
     spark.conf.set("spark.sql.shuffle.partitions", before)
     assert spark.range(1).count() == 1
-    assert addresses_listened_on({alone.java_process()}) <= LOOPBACK
+    assert addresses_listened_on({spark.sparkContext._gateway.proc.pid}) <= LOOPBACK
 
 
 def test_without_pyspark_the_error_says_what_to_install(monkeypatch):

@@ -197,7 +197,7 @@ def test_a_wrong_action_changes_nothing_and_says_why(queues: World):
     for action, fields, *_ in ACTIONS:
         given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
         answer = client.post(ORDERS, {"action": action, **given, "confirmed": "1"})
-        said[action, ""] = (answer.status_code, "to the rule in messages.auth" in answer.text)
+        said[action, ""] = (answer.status_code, "and node example in messages.auth" in answer.text)
     assert set(said.values()) == {(400, True)}, said
     assert not LogEntry.objects.exists()
     assert Queue.objects.get(name="orders").elements.count() == 4
