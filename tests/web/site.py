@@ -26,10 +26,12 @@ from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "a password of the tests"
-# Django logs this if a browser disconnects while a request ends.
+# Django logs one of these if a browser disconnects while a request ends.
 DISCONNECTED = re.compile(
     r"Task exception was never retrieved\nfuture: .*listen_for_disconnect"
     r".*\n(.*\n)+?.*RequestAborted"
+    r"|CurrentThreadExecutor already quit or is broken\nTraceback"
+    r".*\n(.*\n)+?.*request_finished\.asend.*\n(.*\n)+?RuntimeError: CurrentThreadExecutor"
 )
 FAULTS = (
     "Traceback (most recent call last)", "Unhandled", "was never awaited", "never retrieved",
