@@ -110,7 +110,7 @@ def prepare_database() -> str | None:
 
 
 def describe_data(home: Home, started_at: datetime) -> str:
-    """Return a line that says where the data are, and whether an earlier run created them.
+    """Return a line with the data folder. It says whether an earlier run created the data.
 
     The data folder may be outside this project. It then stays if the project's folder is deleted.
     """

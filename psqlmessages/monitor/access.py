@@ -38,9 +38,9 @@ def load_access(user: Any) -> MonitorAccess:
 
 
 def access_of(user: Any, granted: Set[str]) -> MonitorAccess:
-    """Return the access of a user who has some of ACCESS_PERMISSIONS.
+    """Return the access of a user to whom the permissions ``granted`` are given.
 
-    Only active staff users with VIEW_MONITOR have any access.
+    Only active staff users with VIEW_MONITOR have access.
     """
     if not (user.is_active and user.is_staff and VIEW_MONITOR in granted):
         return MonitorAccess()

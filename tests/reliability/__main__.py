@@ -43,7 +43,7 @@ def update_page(new: list[dict[str, Any]], *, is_complete: bool) -> None:
 
 
 def main() -> int:
-    """Run the tests; if one fails, leave the page as it is and print where the counts are.
+    """Run the tests, then update the page. If a test fails, only print where the counts are.
 
     A run of some tests, or one that skips a test, is not complete.
     """

@@ -158,9 +158,11 @@ def test_at_the_end_only_errors_of_unfinished_requests_are_ignored(caplog):
     def fail(error: Exception) -> None:
         raise error
 
+    async def use_hub() -> None:
+        get_hub()
+
     with closing(asyncio.new_event_loop()) as loop:
-        loop.call_soon(get_hub)
-        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(use_hub())
         for error in (RequestAborted(), RuntimeError(), ValueError()):
             loop.call_soon(fail, error)
         close_hubs()

@@ -205,9 +205,14 @@ async def test_it_names_the_broken_part(server: TestedServer, monkeypatch):
     monkeypatch.setattr(queries, "database_dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(revalidation, "SLOW_QUERY_SECONDS", 0.0)
-    release = threading.Event()
-    hanging = asyncio.create_task(revalidation.in_thread(release.wait, 60))
-    await asyncio.sleep(0)
+    started, release = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        started.set()
+        release.wait(60)
+
+    hanging = asyncio.create_task(revalidation.in_thread(hang))
+    assert await asyncio.to_thread(started.wait, 60)
     during = await ask()
     release.set()
     await hanging

@@ -5,7 +5,7 @@ from django.db import models
 
 
 class Person(AbstractUser):
-    """A user whose key is no number, and who has no groups."""
+    """A user model without groups, whose primary key is not a number."""
 
     groups = None
     code = models.CharField(max_length=20, primary_key=True)
