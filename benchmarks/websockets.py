@@ -32,9 +32,10 @@ MAX_AHEAD = 5
 MAX_PER_SECOND, DELIVERIES_PER_SECOND = 4, 500
 MAX_MEMORY_BYTES = 150 * 2**20
 MAX_SOCKETS = 1000
-# CPU of Daphne per delivery to 1,000 WebSockets before ADR 35, in µs: `pace` at some messages per
-# second, `full` at full speed.
-FORMER_CPU = {"pace": 13.4, "full": 4.4}
+# CPU of Daphne per delivery to 1,000 WebSockets before ADR 35, in µs: `single` if each message is
+# sent after the delivery of the one before, `full` at full speed.
+FORMER_CPU = {"single": 13.4, "full": 4.4}
+SINGLE_MESSAGES = 100
 NOTE = (
     "ours checks permissions twice a second, and its frames contain the sender (90 bytes more); the"
     " peer has no users, and stores a message in Redis until it is received"
@@ -60,14 +61,13 @@ class Step:
 class Figures:
     """The figures of a side at a step, one for each round.
 
-    Deliveries/s, latencies in ms, and µs of CPU per delivery at both speeds.
+    Deliveries/s, latencies in ms, and µs of CPU per delivery at full speed.
     """
 
     rates: list[float] = field(default_factory=list)
     p50: list[float] = field(default_factory=list)
     p99: list[float] = field(default_factory=list)
     full_cpu: list[float] = field(default_factory=list)
-    pace_cpu: list[float] = field(default_factory=list)
 
 
 def measure(options: Options) -> Findings:
@@ -92,7 +92,8 @@ def measure(options: Options) -> Findings:
             if step.sockets in (100, MAX_SOCKETS):
                 _add_rows(findings, step, found[step.sockets])
         if not options.is_quick:
-            _add_cpu(findings, found[MAX_SOCKETS][sites[0].name])
+            single_cpu = [_measure_single_cpu(clients, sites[0]) for _ in range(options.rounds)]
+            _add_cpu(findings, found[MAX_SOCKETS][sites[0].name].full_cpu, single_cpu)
             _add_memory(findings, memory_bytes(sites[0].pid) - memory)
             _add_curves(findings, found)
     if not options.is_quick:
@@ -129,10 +130,7 @@ def _measure_step(
             figures.rates.append(rate)
             figures.full_cpu.append(used / 1000 / (messages * step.sockets))
             if step.latency_seconds:
-                before = cpu_time.process_nanoseconds(site.pid)
                 latencies = _measure_latencies(clients, site, step)
-                used = cpu_time.process_nanoseconds(site.pid) - before
-                figures.pace_cpu.append(used / 1000 / len(latencies))
                 figures.p50.append(latencies[len(latencies) // 2] * 1000)
                 figures.p99.append(latencies[len(latencies) * 99 // 100] * 1000)
     return found
@@ -163,6 +161,17 @@ def _measure_latencies(clients: WebSocketClients, site: Site, step: Step) -> lis
     return clients.latencies()
 
 
+def _measure_single_cpu(clients: WebSocketClients, site: Site) -> float:
+    """Send messages, each after the delivery of the one before; return µs of CPU per delivery."""
+    clients.begin(site.name)
+    before = cpu_time.process_nanoseconds(site.pid)
+    for messages in range(1, SINGLE_MESSAGES + 1):
+        site.send(timed_body(BODY_BYTES))
+        clients.wait(messages * MAX_SOCKETS)
+    used = cpu_time.process_nanoseconds(site.pid) - before
+    return used / 1000 / (SINGLE_MESSAGES * MAX_SOCKETS)
+
+
 def _add_rows(findings: Findings, step: Step, found: dict[str, Figures]) -> None:
     """Add the rows of a step, which compare our figures with those of each peer."""
     ours, *peers = found.items()
@@ -185,10 +194,10 @@ def _add_rows(findings: Findings, step: Step, found: dict[str, Figures]) -> None
                 findings.rows.append(row)
 
 
-def _add_cpu(findings: Findings, ours: Figures) -> None:
+def _add_cpu(findings: Findings, full: list[float], single: list[float]) -> None:
     for key, speed, used in (
-        ("pace", f"{DELIVERIES_PER_SECOND / MAX_SOCKETS:g} per second", ours.pace_cpu),
-        ("full", "full speed", ours.full_cpu),
+        ("single", "one message after the other", single),
+        ("full", "full speed", full),
     ):
         row = Row.of(
             f"websockets: CPU, {key}",

@@ -106,8 +106,9 @@ class CallQueue(deque[QueuedCall]):
                 continue
             call = queued.call
             key = id(queued) if call.merging is None else call.merging.key(call)
-            items += call.item_count
-            characters += call.character_count
+            call_items, call_characters = call.size
+            items += call_items
+            characters += call_characters
             if groups and (
                 items > _MAX_BATCH_ITEMS
                 or characters > _MAX_BATCH_CHARACTERS

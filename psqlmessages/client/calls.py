@@ -66,15 +66,16 @@ class Call(Generic[T]):
     element_ids: frozenset[str] = frozenset()
 
     @property
-    def item_count(self) -> int:
-        """Number of messages or elements that the call processes."""
-        return max([len(value) for value in self.params if isinstance(value, list)], default=1)
-
-    @property
-    def character_count(self) -> int:
-        """Number of characters of all text parameters, including texts in lists."""
-        lists = [value if isinstance(value, list) else [value] for value in self.params]
-        return sum([len(text) for texts in lists for text in texts if isinstance(text, str)])
+    def size(self) -> tuple[int, int]:
+        """Number of messages or elements of the call, and of characters in its texts."""
+        items, characters = None, 0
+        for value in self.params:
+            if isinstance(value, str):
+                characters += len(value)
+            elif isinstance(value, list):
+                items = max(items or 0, len(value))
+                characters += sum([len(text) for text in value if isinstance(text, str)])
+        return 1 if items is None else items, characters
 
     @property
     def must_follow_events(self) -> bool:

@@ -286,7 +286,7 @@ def take_recorded(
 
 def _split_commit(answer: dict[str, Any], merged_calls: Sequence[Call[Any]]) -> list[Any]:
     done = iter(answer["Done"])
-    return [{"Err": "0", "Done": list(islice(done, call.item_count))} for call in merged_calls]
+    return [{"Err": "0", "Done": list(islice(done, call.size[0]))} for call in merged_calls]
 
 
 _COMMIT_LEASES: Final = "SELECT messages.commit(%s, VARIADIC %b::text[])"
