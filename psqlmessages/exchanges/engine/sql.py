@@ -47,11 +47,10 @@ class ReconnectingConnection:
 
     async def _ensure_open(self) -> AsyncConnection:
         """Return the connection; open it if necessary."""
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
-        self._connection = await connect_async(
-            self._conninfo, "exchange", answer_seconds=self._answer_seconds
-        )
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect_async(
+                self._conninfo, "exchange", answer_seconds=self._answer_seconds
+            )
         return self._connection
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
