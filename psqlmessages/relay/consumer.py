@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 from django.db import DatabaseError
 
@@ -18,8 +18,6 @@ from psqlmessages.relay.hub_answers import UNREACHABLE_ANSWER, error_answer
 from psqlmessages.relay.protocol import InvalidFrame, Request, format_answer, parse_frame
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
-
-_ALREADY_DONE: Final = {"Err": "0", "Already": 1}
 
 
 class NodeConsumer(Socket):
@@ -57,12 +55,11 @@ class NodeConsumer(Socket):
         arguments: dict[str, Any] = request.arguments
         if request.op == "init":
             return await self._init(**arguments)
-        if self.ident is None:
-            is_deinit = request.op == "deinit"
-            return _ALREADY_DONE if is_deinit else error_answer(50, "call messages.init first")
         if request.op == "deinit":
             ident, self.ident = self.ident, None
-            return await get_hub().deinit(ident, self)
+            return await get_hub().deinit(ident or "", self)
+        if self.ident is None:
+            return error_answer(50, "call messages.init first")
         if request.op in JOIN_CALLS:
             limit = get_settings().RELAY_TOPICS
             topics = get_hub().joined_topics(self.ident, request.op)
