@@ -324,7 +324,7 @@ class ExchangeConsumer:
         )
         self._on_taken(elements)
         batch = await self._route(elements)
-        delivery = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
+        delivery = (sql.deliver(batch), Query("COMMIT"))
         try:
             if may_prefetch and not self._runner.stopping.is_set():
                 answers = await self._deliver_and_take(delivery)
@@ -384,7 +384,7 @@ class ExchangeConsumer:
         """
         while True:
             try:
-                (rows,) = await self._connection.execute(sql.deliver(batch, sorted(batch.failed)))
+                (rows,) = await self._connection.execute(sql.deliver(batch))
             except psycopg.Error as error:
                 self._isolate_failure(error, elements)
                 if self._connection.is_open:

@@ -180,8 +180,8 @@ def release(ident: str, leases: Sequence[str]) -> Query:
     return Query("SELECT messages.release(%s, VARIADIC %b::text[])", (ident, list(leases)))
 
 
-def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
-    """Create a query that pushes local copies, removes elements, and gives back ``failed`` ones."""
+def deliver(batch: RoutedBatch) -> Query:
+    """Create a query that pushes local copies, removes elements, and gives back failed ones."""
     copies = batch.copies
     return Query(
         _DELIVER,
@@ -190,7 +190,7 @@ def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
             batch.plan.exchange.source.name,
             # Ids and leases need no quotes.
             _array_literal(batch.outcome_of),
-            _array_literal(failed) if failed else None,
+            _array_literal(sorted(batch.failed)) if batch.failed else None,
             _array_literal(copy.ref for copy in copies),
             _array_literal(_quote(copy.mark) for copy in copies),
             _array_literal(_quote(copy.queue) for copy in copies),
