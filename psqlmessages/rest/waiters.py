@@ -22,7 +22,7 @@ from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials, MonitoredSocket
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, reserve
-from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.retry import RateLimitedLogger, wait_for_event
 
 if TYPE_CHECKING:
     from psqlmessages.rest.namespaces import RestDatabase
@@ -136,7 +136,11 @@ class QueueWaiters:
                     seconds = await self._run_once()
                 except (ServerUnreachable, ServiceUnavailable, psycopg.Error) as error:
                     seconds = self._on_unreachable(error)
-                await self._wait(seconds)
+                # Wait for a notification or a new waiter, or until it is time to poll.
+                if seconds > 0:
+                    await wait_for_event(self._wakeup, seconds)
+                    if not self._wakeup.is_set():
+                        self._schedule.lengthen()
         except Exception as error:
             logger.exception("serving the waiters of %s failed", self.queue)
             for waiter in self.list_waiting():
@@ -173,16 +177,6 @@ class QueueWaiters:
             if is_too_long or (not waiter.waits_if_empty and not is_first):
                 waiter.fail(ServiceUnavailable())
         return _RETRY_SECONDS
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait for a notification or a new waiter, or until it is time to poll."""
-        if seconds <= 0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wakeup.wait()
-        except TimeoutError:
-            self._schedule.lengthen()
 
     # Taking
 
