@@ -33,7 +33,7 @@ class Unchanged(Enum):
 UNCHANGED: Final = Unchanged.UNCHANGED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class QueueRef:
     """A queue: its namespace (an alias of Django's DATABASES) and its name."""
 

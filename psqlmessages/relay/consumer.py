@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 from django.db import DatabaseError
 
 from psqlmessages.client.gateway_calls import Answer
+from psqlmessages.client.registration import JOIN_CALLS
 from psqlmessages.conf import get_settings
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.relay.auth import may_act_as
@@ -18,18 +19,11 @@ from psqlmessages.relay.protocol import InvalidFrame, Request, format_answer, pa
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
 
-_ALREADY_DONE: Final = {"Err": "0", "Already": 1}
-# Maps each function that leaves a topic to the function that joins a topic.
-_JOIN_FUNCTIONS: Final = {"topic_unlisten": "topic_listen", "topic_unnotify": "topic_notify"}
-
 
 class NodeConsumer(Socket):
     """A WebSocket at /ws/node/, with one node at a time."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, set[str]] = {
-            function: set() for function in _JOIN_FUNCTIONS.values()
-        }
         # Held during an operation, so that the credential monitor cannot end the node during it.
         self._operation_lock = asyncio.Lock()
         self._was_hub_connected = False
@@ -39,17 +33,10 @@ class NodeConsumer(Socket):
     def deliver(self, message: HubMessage) -> None:
         """Send a message or event to the client; close the WebSocket if the client is too slow."""
         header = message.header
-        if header["Type"] == "Sys" and header.get("Ident") == self.ident:
-            if header["Evt"] == "disconnect":
-                self._forget_node()
-            else:
-                self._record_leave(header["Evt"], header.get("Topic", ""))
+        is_disconnect = header["Type"] == "Sys" and header["Evt"] == "disconnect"
+        if is_disconnect and header.get("Ident") == self.ident:
+            self.ident = None
         self.put_frame(message.frame)
-
-    def _forget_node(self) -> None:
-        self.ident = None
-        for topics in self._topics.values():
-            topics.clear()
 
     # Requests
 
@@ -68,23 +55,17 @@ class NodeConsumer(Socket):
         arguments: dict[str, Any] = request.arguments
         if request.op == "init":
             return await self._init(**arguments)
-        if self.ident is None:
-            is_deinit = request.op == "deinit"
-            return _ALREADY_DONE if is_deinit else error_answer(50, "call messages.init first")
         if request.op == "deinit":
-            ident = self.ident
-            self._forget_node()
-            return await get_hub().deinit(ident, self)
-        topic, limit = arguments.get("topic", ""), get_settings().RELAY_TOPICS
-        joined_topics = self._topics.get(request.op)
-        if joined_topics is not None and topic not in joined_topics and len(joined_topics) >= limit:
-            return error_answer(58, f"more than {limit} topics")
-        answer = await get_hub().run(self.ident, self, request.op, *arguments.values())
-        if answer["Err"] == "0" and joined_topics is not None:
-            joined_topics.add(topic)
-        elif answer["Err"] == "0":
-            self._record_leave(request.op, topic)
-        return answer
+            ident, self.ident = self.ident, None
+            return await get_hub().deinit(ident or "", self)
+        if self.ident is None:
+            return error_answer(50, "call messages.init first")
+        if request.op in JOIN_CALLS:
+            limit = get_settings().RELAY_TOPICS
+            topics = get_hub().joined_topics(self.ident, request.op)
+            if arguments["topic"] not in topics and len(topics) >= limit:
+                return error_answer(58, f"more than {limit} topics")
+        return await get_hub().run(self.ident, self, request.op, *arguments.values())
 
     async def _init(self, ident: str, events: bool) -> Answer:
         if self.ident is not None and self.ident != ident:
@@ -104,12 +85,8 @@ class NodeConsumer(Socket):
         self.ident = ident
         answer = await get_hub().init(ident, self, wants_events=events)
         if answer["Err"] != "0" and is_new:
-            self._forget_node()
+            self.ident = None
         return answer
-
-    def _record_leave(self, function: str, topic: str) -> None:
-        if function in _JOIN_FUNCTIONS:
-            self._topics[_JOIN_FUNCTIONS[function]].discard(topic)
 
     # End
 
@@ -133,7 +110,7 @@ class NodeConsumer(Socket):
         async with self._operation_lock:
             if self.ident != ident:
                 return
-            self._forget_node()
+            self.ident = None
             await get_hub().leave(self, has_crashed=False)
         event = HubMessage({"Type": "Sys", "Evt": "disconnect", "Ident": ident}, None, 0)
         self.put_frame(event.frame)

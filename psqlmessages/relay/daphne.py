@@ -74,9 +74,7 @@ class CpuShare:
         """Charge CPU time; return how long to throttle the peer: longer if others are throttled."""
         balance = self._bucket.refill() - seconds
         self._bucket.tokens = balance
-        if balance >= 0:
-            return 0.0
-        return -balance / COMMON_SHARE * (1 + CpuShare._throttled_peers)
+        return max(0.0, -balance) / COMMON_SHARE * (1 + CpuShare._throttled_peers)
 
     def throttle(self) -> None:
         """Start a pause."""

@@ -141,6 +141,11 @@ class NodeRegistry:
         elif function in JOIN_BY_LEAVE:
             self._leave(entry, JOIN_BY_LEAVE[function], topic)
 
+    def joined_topics(self, ident: str, function: str) -> set[str]:
+        """Return the topics that a node has joined by a function; none if it has no entry."""
+        entry = self._entries.get(ident)
+        return {topic for join, topic in entry.joined if join == function} if entry else set()
+
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages; some may occur more than once."""
         nodes = list(self._members.get((LISTEN, topic), {}).values())

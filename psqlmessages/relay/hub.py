@@ -149,6 +149,10 @@ class Hub:
             self._disconnect_when_idle()
         return answer
 
+    def joined_topics(self, ident: str, function: str) -> set[str]:
+        """Return the topics that a node has joined by a function, such as "topic_listen"."""
+        return self._registry.joined_topics(ident, function)
+
     async def run(
         self, ident: str, receiver: Receiver, function: str, *arguments: str | None
     ) -> Answer:

@@ -19,7 +19,7 @@ from psqlmessages.exceptions import MessagesError, error_url
 from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import DocsPage, serve_file
-from psqlmessages.rest.errors import ApiError, ServiceUnavailable, to_api_error
+from psqlmessages.rest.errors import ApiError, to_api_error
 from psqlmessages.rest.waiters import log
 
 api = NinjaAPI(
@@ -56,6 +56,7 @@ def _on_api_error(_request: HttpRequest, error: ApiError) -> HttpResponse:
 @api.exception_handler(MessagesError)
 @api.exception_handler(psycopg.Error)
 @api.exception_handler(TimeoutError)
+@api.exception_handler(db.Error)
 def _on_failed_call(_request: HttpRequest, error: Any) -> HttpResponse:
     api_error = to_api_error(error)
     if api_error is None:
@@ -63,12 +64,6 @@ def _on_failed_call(_request: HttpRequest, error: Any) -> HttpResponse:
     if api_error.status == 503:
         log.warning("an API call failed: %s", error)
     return _build_response(api_error)
-
-
-@api.exception_handler(db.Error)
-def _on_django_database_error(_request: HttpRequest, error: Exception) -> HttpResponse:
-    log.warning("an API call failed: %s", error)
-    return _build_response(ServiceUnavailable())
 
 
 @api.exception_handler(AuthenticationError)
@@ -82,7 +77,8 @@ def _on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
 
 
 @api.exception_handler(Http404)
-def _on_not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
+@csrf_exempt
+def _respond_not_found(_request: HttpRequest, _error: object = None, **_: Any) -> HttpResponse:
     return _respond(404, "not found")
 
 
@@ -174,8 +170,3 @@ def _refuse_method(request: HttpRequest, methods: list[str]) -> HttpResponse:
     response = _respond(405, f"{request.method} is not supported here, only {allowed}")
     response.headers["Allow"] = allowed
     return response
-
-
-@csrf_exempt
-def _respond_not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
-    return _respond(404, "not found")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import psycopg
+from django import db
 
 from psqlmessages.exceptions import MessagesError, NotificationQueueFull, NotInstalled
 
@@ -50,13 +51,15 @@ class ServiceUnavailable(ApiError):
         super().__init__(503, detail)
 
 
-def to_api_error(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
+def to_api_error(
+    error: MessagesError | psycopg.Error | db.Error | TimeoutError,
+) -> ApiError | None:
     """Convert an error to an API error; None if the error is a bug of this server."""
     if isinstance(error, NotInstalled):
         return ApiError(404, "psqlmessages is missing or outdated in this namespace: run migrate")
     if isinstance(error, MessagesError) and (status := _STATUSES.get(error.number or 0)):
         return ApiError(status, error.text, error.number)
-    if isinstance(error, MessagesError | TimeoutError):
+    if isinstance(error, MessagesError | db.Error | TimeoutError):
         is_full = isinstance(error, NotificationQueueFull)
         return ServiceUnavailable(error.text) if is_full else ServiceUnavailable()
     if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _RETRY_CLASSES:

@@ -53,7 +53,7 @@ class RestDatabase:
             get_credential_monitor().add(waiter)
         queue_waiters = self._queues.get(waiter.queue)
         if queue_waiters is None:
-            queue_waiters = QueueWaiters(waiter.queue, self, self._on_no_waiters)
+            queue_waiters = QueueWaiters(waiter.queue, self)
             self._queues[waiter.queue] = queue_waiters
             self.listener.add(waiter.queue, queue_waiters.wake)
         queue_waiters.add(waiter)
@@ -91,7 +91,8 @@ class RestDatabase:
         """Return this process's waiting requests for a queue, in order of arrival."""
         return self._queues[queue].list_waiting() if queue in self._queues else []
 
-    def _on_no_waiters(self, queue_waiters: QueueWaiters) -> None:
+    def on_no_waiters(self, queue_waiters: QueueWaiters) -> None:
+        """Stop listening to a queue whose last waiter was removed."""
         self.listener.remove(queue_waiters.queue, queue_waiters.wake)
         del self._queues[queue_waiters.queue]
 

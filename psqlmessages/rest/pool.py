@@ -151,9 +151,6 @@ _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
 )
-# Only renew checks the queue of a lease. It also locks the element, so that the lease stays valid
-# until the end of the statement. This takes 0.4 ms.
-_WITH_LEASE: Final = "SELECT {} FROM messages.renew(%s, %s, %s::float8, %s)"
 # Returns JSON text, which Python does not parse: it would round the numbers in headers.
 _PEEK: Final = """
     SELECT coalesce(json_agg(r ORDER BY p.place), '[]')::text
@@ -206,19 +203,6 @@ async def reserve(
     """Reserve up to ``count`` elements, with leases of this many seconds."""
     rows = await pool.fetch(_RESERVE, (ident, queue, count, seconds))
     return [LeasedElement(*row) for row in rows]
-
-
-async def call_with_lease(
-    pool: Pool, call: str, params: Sequence[Any], renewal: Sequence[Any]
-) -> dict[str, Any] | None:
-    """Renew a lease; if it is valid, evaluate the SQL expression ``call`` and return its answer.
-
-    ``renewal``: node, queue, seconds and the lease. None if the lease has ended, or is of another
-    queue.
-    """
-    rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *renewal))
-    with counting_refused_calls(call, params):
-        return raise_for_error(rows[0][0]) if rows else None
 
 
 async def peek(pool: Pool, ident: str, queue: str, max_rows: int, with_bodies: bool) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 
@@ -23,17 +22,10 @@ from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials, MonitoredSocket
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import LeasedElement, reserve
-from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.retry import RateLimitedLogger, wait_for_event
 
 if TYPE_CHECKING:
     from psqlmessages.rest.namespaces import RestDatabase
-
-
-class ReserveArguments(NamedTuple):
-    """The arguments of reserve: one call serves only waiters with equal arguments."""
-
-    ident: str
-    seconds: float
 
 
 @dataclass(eq=False, slots=True)
@@ -57,19 +49,9 @@ class WaitingRequest(MonitoredSocket):
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
-    @property
-    def reserve_arguments(self) -> ReserveArguments:
-        """The arguments of reserve for this request."""
-        return ReserveArguments(self.ident, self.lease_seconds)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the request has neither a result nor an error yet."""
-        return not self.result.done()
-
     def fail(self, error: Exception) -> None:
         """End the wait with an error, unless it has already ended."""
-        if self.is_waiting:
+        if not self.result.done():
             self.result.set_exception(error)
 
     def time_out(self) -> None:
@@ -106,18 +88,15 @@ _RETRY_SECONDS: Final = 0.5
 
 
 class QueueWaiters:
-    """The waiters of one queue. Calls ``on_no_waiters`` after the last waiter was removed.
+    """The waiters of one queue.
 
     ``_allowed_idents``: the nodes whose last call, reserve or queue_listen, was allowed.
     """
 
-    def __init__(
-        self, queue: str, database: RestDatabase, on_no_waiters: Callable[[QueueWaiters], None]
-    ) -> None:
+    def __init__(self, queue: str, database: RestDatabase) -> None:
         self.queue = queue
         self.waiters: list[WaitingRequest] = []
         self._database = database
-        self._on_no_waiters = on_no_waiters
         self._allowed_idents: set[str] = set()
         # The last answer of queue_listen; None: call it again before waiting.
         self._state: QueueState | None = None
@@ -157,26 +136,30 @@ class QueueWaiters:
                     seconds = await self._run_once()
                 except (ServerUnreachable, ServiceUnavailable, psycopg.Error) as error:
                     seconds = self._on_unreachable(error)
-                await self._wait(seconds)
+                # Wait for a notification or a new waiter, or until it is time to poll.
+                if seconds > 0:
+                    await wait_for_event(self._wakeup, seconds)
+                    if not self._wakeup.is_set():
+                        self._schedule.lengthen()
         except Exception as error:
             logger.exception("serving the waiters of %s failed", self.queue)
             for waiter in self.list_waiting():
                 waiter.fail(error)
         finally:
             self._task = None
-            self._on_no_waiters(self)
+            self._database.on_no_waiters(self)
 
     def list_waiting(self) -> list[WaitingRequest]:
         """Return the waiters without a result, in order of arrival."""
-        return [waiter for waiter in self.waiters if waiter.is_waiting]
+        return [waiter for waiter in self.waiters if not waiter.result.done()]
 
     async def _run_once(self) -> float:
         """Serve as many waiters as possible; return the seconds until the next poll."""
         await self._serve()
         # Waiters without waits_if_empty need an answer now, even if the first waiters, which have
-        # other arguments, got nothing.
+        # another node or duration, got nothing.
         while urgent := [waiter for waiter in self.list_waiting() if not waiter.waits_if_empty]:
-            await self._take(urgent[0].reserve_arguments, 1)
+            await self._take(urgent[0].ident, urgent[0].lease_seconds, 1)
             await self._serve()
         self._unreachable_since = None
         if not self.list_waiting() or await self._listen_if_due() or self._state is None:
@@ -195,50 +178,39 @@ class QueueWaiters:
                 waiter.fail(ServiceUnavailable())
         return _RETRY_SECONDS
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait for a notification or a new waiter, or until it is time to poll."""
-        if seconds <= 0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wakeup.wait()
-        except TimeoutError:
-            self._schedule.lengthen()
-
     # Taking
 
     async def _serve(self) -> None:
         """Reserve elements for the first waiters, until no element or no waiter is left."""
         while waiters := self.list_waiting():
-            groups = groupby(waiters[:_MAX_RESERVED], attrgetter("reserve_arguments"))
-            arguments, first_waiters = next(groups)
+            # One call of reserve serves only waiters with the same node and duration of a lease.
+            groups = groupby(waiters[:_MAX_RESERVED], attrgetter("ident", "lease_seconds"))
+            (ident, seconds), first_waiters = next(groups)
             count = len(list(first_waiters))
-            if await self._take(arguments, count) < count:
+            if await self._take(ident, seconds, count) < count:
                 return
 
-    async def _take(self, arguments: ReserveArguments, count: int) -> int:
-        """Reserve up to ``count`` elements for waiters with these arguments; return their number.
+    async def _take(self, ident: str, seconds: float, count: int) -> int:
+        """Reserve up to ``count`` elements for waiters of this node; return the number of elements.
 
-        If the call is refused, fail all waiters of its node, and return ``count``.
+        If the call is refused, fail all waiters of the node, and return ``count``.
         """
         waiters_before = self.list_waiting()
         try:
-            elements = await reserve(
-                self._database.pool, arguments.ident, self.queue, count, arguments.seconds
-            )
+            elements = await reserve(self._database.pool, ident, self.queue, count, seconds)
         except ServerUnreachable:
             raise
         except MessagesError as error:
-            self._fail_ident(arguments.ident, error)
+            self._fail_ident(ident, error)
             # The queue may have elements: let _serve continue with the waiters of other nodes.
             return count
-        self._allowed_idents.add(arguments.ident)
+        self._allowed_idents.add(ident)
         undelivered = list(elements)
         for waiter in self.list_waiting():
-            if undelivered and waiter.reserve_arguments == arguments:
+            if undelivered and (waiter.ident, waiter.lease_seconds) == (ident, seconds):
                 waiter.result.set_result(undelivered.pop(0))
         if undelivered:
-            self._database.release(arguments.ident, undelivered)
+            self._database.release(ident, undelivered)
         if len(elements) < count:
             # The queue was empty. Waiters that were added during the call try again first.
             for waiter in waiters_before:

@@ -300,14 +300,13 @@ class RoutedBatch:
             else:
                 self._fail(copy.ref, copy.destination, error)
 
-    def add_delivered(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
+    def add_delivered(self, answer: dict[str, Any]) -> None:
         """Record the answer of `deliver`: the elements that are lost, and the refused copies."""
-        self.lost.update(lost)
-        if not refused:
-            return
-        destinations = {(copy.mark, copy.ref): copy.destination for copy in self.copies}
-        for mark, ref, reason, _index in refused:
-            self._fail(ref, destinations[mark, ref], reason)
+        self.lost.update(answer["Lost"])
+        if answer["Refused"]:
+            destinations = {(copy.mark, copy.ref): copy.destination for copy in self.copies}
+            for mark, ref, reason, _index in answer["Refused"]:
+                self._fail(ref, destinations[mark, ref], reason)
 
     def count_outcomes(self) -> dict[str, tuple[int, float]]:
         """Return the number of elements (without lost ones) and selector seconds, by outcome."""

@@ -46,12 +46,11 @@ class CircuitBreaker:
 
     def begin_attempt(self) -> str | None:
         """Return an error if no attempt is allowed now. After each pause, allow one attempt."""
-        now = monotonic()
-        if not self.backoff.failures:
-            return None
-        if now < self.backoff.next_at:
-            return f"{self.namespace} is unreachable: {self._last_error}"
-        self.backoff.next_at = now + ANSWER_SECONDS
+        if self.backoff.failures:
+            now = monotonic()
+            if now < self.backoff.next_at:
+                return f"{self.namespace} is unreachable: {self._last_error}"
+            self.backoff.next_at = now + ANSWER_SECONDS
         return None
 
     def on_failure(self, error: Exception, started_at: float) -> None:

@@ -127,9 +127,8 @@ class ExchangeRunner:
         self.plan = plan
         self.databases = databases
         self.log = ExchangeLog(plan, counters)
-        self.is_stopping = False
+        self.stopping = asyncio.Event()
         self.wakeups = 0
-        self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
         self._has_watcher = False
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -153,8 +152,7 @@ class ExchangeRunner:
 
     def stop(self) -> None:
         """Stop each consumer after its current batch."""
-        self.is_stopping = True
-        self._stopping.set()
+        self.stopping.set()
         self.wake()
         while self._waiters:
             self._wake_one()
@@ -181,7 +179,7 @@ class ExchangeRunner:
         ``wakeups`` is the value of ``self.wakeups`` before the caller found the queue empty. If the
         value has changed, do not wait. Raise psycopg.Error or MessagesError if listening fails.
         """
-        if self.is_stopping or self.wakeups != wakeups:
+        if self.stopping.is_set() or self.wakeups != wakeups:
             return
         if self._has_watcher:
             future = asyncio.get_running_loop().create_future()
@@ -193,10 +191,6 @@ class ExchangeRunner:
             await self._watch(wakeups)
         finally:
             self._has_watcher = False
-
-    async def pause(self, seconds: float) -> None:
-        """Wait after an error; return early if stopped."""
-        await wait_for_event(self._stopping, seconds)
 
     def _wake_one(self) -> None:
         while self._waiters:
@@ -215,7 +209,7 @@ class ExchangeRunner:
                 return
             self._queue_state = queue_state
         self._woken.clear()
-        if not self.is_stopping:
+        if not self.stopping.is_set():
             seconds = self._schedule.seconds_until_poll(queue_state, monotonic())
             self._schedule.lengthen()
             await wait_for_event(self._woken, seconds)
@@ -267,7 +261,7 @@ class ExchangeConsumer:
     async def run(self) -> None:
         """Run until the runner is stopped, and then finish the current batch."""
         try:
-            while not self._runner.is_stopping:
+            while not self._runner.stopping.is_set():
                 await self._run_step()
         finally:
             for pusher in self._pushers.values():
@@ -296,7 +290,7 @@ class ExchangeConsumer:
         self._log.on_error(error)
         self._prefetched = None
         await self._connection.reset()
-        await self._runner.pause(self._backoff.record_failure(monotonic()))
+        await wait_for_event(self._runner.stopping, self._backoff.record_failure(monotonic()))
 
     async def _run_once(self, size: int) -> int:
         """Take a batch, route it and deliver it; return the number of elements."""
@@ -330,16 +324,16 @@ class ExchangeConsumer:
         )
         self._on_taken(elements)
         batch = await self._route(elements)
-        delivery = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
+        delivery = (sql.deliver(batch), Query("COMMIT"))
         try:
-            if may_prefetch and not self._runner.is_stopping:
+            if may_prefetch and not self._runner.stopping.is_set():
                 answers = await self._deliver_and_take(delivery)
             else:
                 answers = await self._connection.execute(*delivery)
         except psycopg.Error as error:
             self._isolate_failure(error, elements)
             raise
-        self._add_delivered(batch, answers[0])
+        batch.add_delivered(raise_for_error(answers[0][0][0]))
         return batch
 
     def _take_queries(self, size: int) -> list[Query]:
@@ -390,7 +384,7 @@ class ExchangeConsumer:
         """
         while True:
             try:
-                (rows,) = await self._connection.execute(sql.deliver(batch, sorted(batch.failed)))
+                (rows,) = await self._connection.execute(sql.deliver(batch))
             except psycopg.Error as error:
                 self._isolate_failure(error, elements)
                 if self._connection.is_open:
@@ -398,12 +392,12 @@ class ExchangeConsumer:
                     leases = [element.ref for element in elements]
                     await self._connection.execute(sql.release(self._plan.ident, leases))
                     raise
-                if self._runner.is_stopping or monotonic() > deadline:
+                if self._runner.stopping.is_set() or monotonic() > deadline:
                     raise
                 await self._on_error(error)
                 batch.is_retry = True
             else:
-                self._add_delivered(batch, rows)
+                batch.add_delivered(raise_for_error(rows[0][0]))
                 return
 
     # Common parts
@@ -431,11 +425,6 @@ class ExchangeConsumer:
         )
         for copies, copy_errors in zip(to_push.values(), errors, strict=True):
             batch.add_pushed(copies, copy_errors)
-
-    @staticmethod
-    def _add_delivered(batch: RoutedBatch, rows: Sequence[tuple[object, ...]]) -> None:
-        answer = raise_for_error(rows[0][0])
-        batch.add_delivered(answer["Lost"], answer["Refused"])
 
     def _on_taken(self, elements: list[TakenElement]) -> None:
         # This batch may take a while: let another consumer wait for notifications.

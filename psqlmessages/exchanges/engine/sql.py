@@ -47,11 +47,10 @@ class ReconnectingConnection:
 
     async def _ensure_open(self) -> AsyncConnection:
         """Return the connection; open it if necessary."""
-        if self._connection is not None and not self._connection.closed:
-            return self._connection
-        self._connection = await connect_async(
-            self._conninfo, "exchange", answer_seconds=self._answer_seconds
-        )
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect_async(
+                self._conninfo, "exchange", answer_seconds=self._answer_seconds
+            )
         return self._connection
 
     async def execute(self, *queries: Query) -> list[list[Row]]:
@@ -181,8 +180,8 @@ def release(ident: str, leases: Sequence[str]) -> Query:
     return Query("SELECT messages.release(%s, VARIADIC %b::text[])", (ident, list(leases)))
 
 
-def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
-    """Create a query that pushes local copies, removes elements, and gives back ``failed`` ones."""
+def deliver(batch: RoutedBatch) -> Query:
+    """Create a query that pushes local copies, removes elements, and gives back failed ones."""
     copies = batch.copies
     return Query(
         _DELIVER,
@@ -191,7 +190,7 @@ def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
             batch.plan.exchange.source.name,
             # Ids and leases need no quotes.
             _array_literal(batch.outcome_of),
-            _array_literal(failed) if failed else None,
+            _array_literal(sorted(batch.failed)) if batch.failed else None,
             _array_literal(copy.ref for copy in copies),
             _array_literal(_quote(copy.mark) for copy in copies),
             _array_literal(_quote(copy.queue) for copy in copies),

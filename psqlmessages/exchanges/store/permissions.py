@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -90,8 +89,7 @@ class MissingRules(NamedTuple):
     errors: dict[str, str]
 
 
-@dataclass(frozen=True)
-class _MissingPermission:
+class _MissingPermission(NamedTuple):
     """A rule to add, or an existing rule whose mode must be extended."""
 
     role: str
@@ -108,7 +106,7 @@ class _MissingPermission:
             "UPDATE messages.auth SET mode = {mode} WHERE role = {role} AND ident = {ident}"
             " AND type = 'Queue' AND dest = {queue};"
         )
-        values = {name: sql.Literal(value) for name, value in asdict(self).items()}
+        values = {name: sql.Literal(value) for name, value in self._asdict().items()}
         return update.format(**values).as_string()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from psqlmessages.exchanges.model import QueueRef
@@ -24,7 +23,7 @@ def find_cycles(exchanges: Iterable[DefinedExchange]) -> list[tuple[QueueRef, ..
         for queue in queues:
             successors.setdefault(queue, [])
     cycles = (
-        tuple(sorted(cycle, key=astuple))
+        tuple(sorted(cycle))
         for cycle in _strongly_connected(successors)
         if len(cycle) > 1 or cycle[0] in successors[cycle[0]]
     )
