@@ -13,7 +13,6 @@ from django.db.models import Count
 
 from psqlmessages.cli.output import (
     CliCommand,
-    apply_changes,
     fail,
     format_table,
     json_object,
@@ -87,17 +86,15 @@ def load(arguments: Namespace) -> int:
         return fail(*map(str, error.errors))
     current = repository.read_all(arguments.database)
     difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
-
-    def apply() -> list[str]:
+    print_lines(difference.describe())
+    if not arguments.dry_run:
         expected, using = repository.fingerprint(current), arguments.database
-        added = repository.apply(difference, expected, using, with_rules=arguments.with_rules)
-        return [f"+ rule in {rule.namespace}: {rule.statement}" for rule in added]
-
-    try:
-        summary, is_dry_run = difference.summary(), arguments.dry_run
-        apply_changes(difference.describe(), summary, apply, is_dry_run=is_dry_run)
-    except repository.ExchangesChanged:
-        return fail("the exchanges have changed during the load: run it again")
+        try:
+            added = repository.apply(difference, expected, using, with_rules=arguments.with_rules)
+        except repository.ExchangesChanged:
+            return fail("the exchanges have changed during the load: run it again")
+        print_lines(f"+ rule in {rule.namespace}: {rule.statement}" for rule in added)
+    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     names = {exchange.name for exchange in wanted}
     others = [] if arguments.replace_all else [each for each in current if each.name not in names]
     problems = _describe_problems(wanted, [*wanted, *others], arguments.database)
