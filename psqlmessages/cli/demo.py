@@ -288,12 +288,9 @@ def _converse(script: DemoScript, admin: Connection, dsn1: str, dsn2: str) -> No
         demo1 = DemoNode(script, "DEMO1", connection1)
         demo2 = DemoNode(script, "DEMO2", connection2)
         _add_rules(script, admin)
-        _register(script, demo1, demo2)
-        _send(script, demo1, demo2)
-        _send_large_body(script, demo1, demo2)
-        _call_node(script, demo1, demo2)
-        _call_without_rule(script, demo1, demo2)
-        _crash(script, demo1, demo2)
+        steps = (_register, _send, _send_large_body, _call_node, _call_without_rule, _crash)
+        for step in steps:
+            step(script, demo1, demo2)
 
 
 def _add_rules(script: DemoScript, admin: Connection) -> None:
