@@ -22,8 +22,6 @@ from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.client.connection import NotificationBuffer, is_readable
 from psqlmessages.exceptions import MessagesError
 
-# Roles and rules of the demo: two login roles and a few rules.
-
 ROLE1: Final = "psqlmessages_demo1"
 ROLE2: Final = "psqlmessages_demo2"
 
@@ -95,8 +93,6 @@ def _remove_rules(dsn: str) -> None:
     with connect_as(dsn, "demo", owner_task="write rules") as admin:
         admin.execute("DELETE FROM messages.auth WHERE role IN (%s, %s)", (ROLE1, ROLE2))
 
-
-# Script of the demo: prints each call and its answer, and compares the answer with the expectation.
 
 _WAIT_SECONDS: Final = 10.0
 _MAX_LINE_CHARACTERS: Final = 240

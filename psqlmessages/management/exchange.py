@@ -40,8 +40,6 @@ from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.monitor.minute_writer import start_history_writer
 from psqlmessages.wire import MalformedText, parse_strict_json
 
-# exchange list: the exchanges with their state, processes and counters.
-
 _HEAD = ("exchange", "state", "processes", "source", "destinations")
 
 
@@ -73,9 +71,6 @@ def list_exchanges(arguments: Namespace) -> int:
         for rule in missing.get(row.pk, ()):
             print(one_line(f"{row.name} is blocked: missing rule in {rule}"))
     return 0
-
-
-# exchange load: print and apply the changes, and report missing rules and cycles.
 
 
 def load(arguments: Namespace) -> int:
@@ -113,9 +108,6 @@ def _describe_problems(
         yield f"could not check the rules in {namespace}: {why}"
     for cycle in find_cycles(all_exchanges):
         yield f"cycle: {', '.join(map(str, cycle))}"
-
-
-# exchange test: a dry run of one element.
 
 
 def _test(arguments: Namespace) -> int:

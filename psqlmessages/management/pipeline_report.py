@@ -146,8 +146,6 @@ def _write(file: Path, page: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-# Statistics from traffic windows, and from the counters of exchanges
-
 # If a period has more windows than this, read longer windows if there are any.
 _MAX_WINDOWS: Final = 1600
 
