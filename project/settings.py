@@ -97,7 +97,6 @@ DATABASES["default"]["OPTIONS"] = {
     "tcp_user_timeout": 20_000,
     **DATABASES["default"].get("OPTIONS", {}),
 }
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -111,9 +110,7 @@ AUTH_PASSWORD_VALIDATORS = [
 
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "index"
-LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
-USE_TZ = True
 
 # With DEBUG, files are served from their source folders. Without DEBUG, the compressed copies of
 # `collectstatic` are served.

@@ -22,8 +22,6 @@ from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.client.connection import NotificationBuffer, is_readable
 from psqlmessages.exceptions import MessagesError
 
-# Roles and rules of the demo: two login roles and a few rules.
-
 ROLE1: Final = "psqlmessages_demo1"
 ROLE2: Final = "psqlmessages_demo2"
 
@@ -95,8 +93,6 @@ def _remove_rules(dsn: str) -> None:
     with connect_as(dsn, "demo", owner_task="write rules") as admin:
         admin.execute("DELETE FROM messages.auth WHERE role IN (%s, %s)", (ROLE1, ROLE2))
 
-
-# Script of the demo: prints each call and its answer, and compares the answer with the expectation.
 
 _WAIT_SECONDS: Final = 10.0
 _MAX_LINE_CHARACTERS: Final = 240
@@ -288,12 +284,9 @@ def _converse(script: DemoScript, admin: Connection, dsn1: str, dsn2: str) -> No
         demo1 = DemoNode(script, "DEMO1", connection1)
         demo2 = DemoNode(script, "DEMO2", connection2)
         _add_rules(script, admin)
-        _register(script, demo1, demo2)
-        _send(script, demo1, demo2)
-        _send_large_body(script, demo1, demo2)
-        _call_node(script, demo1, demo2)
-        _call_without_rule(script, demo1, demo2)
-        _crash(script, demo1, demo2)
+        steps = (_register, _send, _send_large_body, _call_node, _call_without_rule, _crash)
+        for step in steps:
+            step(script, demo1, demo2)
 
 
 def _add_rules(script: DemoScript, admin: Connection) -> None:

@@ -24,8 +24,6 @@ from psqlmessages.cli.output import CliCommand, add_json, one_line
 from psqlmessages.client.connect import connect
 from psqlmessages.exceptions import insert_rules
 
-# Checks of tables, owners and privileges
-
 _MAX_STATEMENTS = 3
 
 # If another node is connected, its housekeeping removes a dead node within this time.
@@ -217,8 +215,6 @@ def _check_roles_of_rules(context: CheckContext, owner: str, quoted: str) -> Ite
             f"ALTER ROLE {role} NOSUPERUSER" if is_superuser else f"REVOKE {quoted} FROM {role}",
         )
 
-
-# The command
 
 CHECKS: tuple[Check, ...] = (
     doctor_checks.server,

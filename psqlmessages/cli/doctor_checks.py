@@ -101,8 +101,6 @@ def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
         yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
 
-# Checks of the notification queue and of locks
-
 MAX_QUEUE_USAGE = 0.1
 MIN_OPEN_SECONDS = 10.0
 MIN_LOCK_SECONDS = 1.0
@@ -264,8 +262,6 @@ def transaction_finding(
         fix,
     )
 
-
-# Checks of server and connection: version, digest, clock, notifications, pooler
 
 MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
 NOTIFICATION_TIMEOUT_SECONDS = 3.0

@@ -32,8 +32,6 @@ from psqlmessages.client.queue_calls import Element
 from psqlmessages.client.stream_calls import StreamMessage
 from psqlmessages.exceptions import MessagesError
 
-# Command send
-
 
 def _configure_send(parser: ArgumentParser) -> None:
     parser.add_argument("ident", metavar="IDENT", help="the node that sends")
@@ -87,8 +85,6 @@ def _wait(node: Node, interval: timedelta) -> None:
 
 
 SEND = CliCommand("send", "send to a topic and show the rate", _configure_send, _send)
-
-# Command receive
 
 _REFRESH_SECONDS = 1.0
 
@@ -187,8 +183,6 @@ RECEIVE = CliCommand(
     _configure_receive,
     _receive,
 )
-
-# Command call
 
 
 def _configure_call(parser: ArgumentParser) -> None:

@@ -245,16 +245,6 @@ def one_line(text: str) -> str:
     )
 
 
-def apply_changes(
-    changes: Sequence[str], summary: str, apply: Callable[[], Sequence[str]], *, is_dry_run: bool
-) -> None:
-    """Print changes, and unless ``is_dry_run`` apply them and print the lines that this returns."""
-    print_lines(changes)
-    if not is_dry_run:
-        print_lines(apply())
-    print(f"{'dry run: ' if is_dry_run else ''}{summary}", file=sys.stderr)
-
-
 def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
     """Print each text in one line."""
     for line in lines:

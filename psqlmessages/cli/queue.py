@@ -108,9 +108,6 @@ def _configure_take(parser: ArgumentParser) -> None:
     add_json(parser, per_line=True)
 
 
-# Pushing
-
-
 def _push(arguments: Namespace) -> int:
     if arguments.body == "-" and arguments.key is not None:
         raise ValueError(
@@ -134,9 +131,6 @@ def _push(arguments: Namespace) -> int:
                 progress.say(str(id_), sys.stdout)
             progress.add(len(batch))
     return 0
-
-
-# Taking
 
 
 def _pop(arguments: Namespace) -> int:
@@ -186,9 +180,6 @@ def _element_fields(element: Element) -> dict[str, Any]:
     return fields | lease | body_fields(element)
 
 
-# Acknowledging
-
-
 def _commit(arguments: Namespace) -> int:
     return _acknowledge(arguments, queue_calls.commit(arguments.node, *arguments.leases))
 
@@ -206,9 +197,6 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
         elif is_dead:
             print(f"{lease}: the element has become a dead letter", file=sys.stderr)
     return 0 if all(result) else 1
-
-
-# Status and settings of queues
 
 
 def _sizes(arguments: Namespace) -> int:

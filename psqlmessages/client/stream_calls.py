@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -176,13 +176,17 @@ def unsubscribe(ident: str, topic: str) -> Call[bool]:
 
 
 def subscribe_from(
-    ident: str, topic: str, position: int, timeout_seconds: int
-) -> Call[dict[str, Any]]:
-    """Create a call that starts a subscription after message ``position``, or moves it there."""
+    ident: str, positions: Mapping[str, int], timeout_seconds: int
+) -> Call[dict[str, int]]:
+    """Create a call that starts or moves the subscriptions of a node: topic → position.
+
+    Its result has the topics with removed messages after the position: topic → last removed id.
+    """
+    topics, ids = list(check_names(*positions)), list(positions.values())
     return Call(
-        "SELECT messages.subscribe_from(%s, ARRAY[%s]::text[], ARRAY[%s]::bigint[], %s)",
-        (*check_names(ident, topic), position, timeout_seconds),
-        raise_for_error,
+        "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s)",
+        (*check_names(ident), topics, ids, timeout_seconds),
+        lambda answer: {m["Topic"]: m["Removed"] for m in raise_for_error(answer)["Missed"]},
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django.contrib.auth import get_user_model
 
-from psqlmessages.cli.output import CliCommand, apply_changes, fail, positive, read_input
+from psqlmessages.cli.output import CliCommand, fail, positive, print_lines, read_input
 from psqlmessages.relay import auth as relay_auth
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
@@ -140,16 +140,13 @@ def _definitions(arguments: Namespace) -> int:
         return fail(*error.errors)
     current = changes.read_current(arguments.database)
     difference = changes.difference(current, wanted, is_replacing=arguments.replace)
-
-    def apply() -> list[str]:
-        changes.apply(difference, changes.fingerprint(current), arguments.database)
-        return []
-
-    try:
-        summary, is_dry_run = difference.summary(), arguments.dry_run
-        apply_changes(difference.lines(), summary, apply, is_dry_run=is_dry_run)
-    except changes.DefinitionsChanged:
-        return fail("the rules or web identities have changed during the import: run it again")
+    print_lines(difference.lines())
+    if not arguments.dry_run:
+        try:
+            changes.apply(difference, changes.fingerprint(current), arguments.database)
+        except changes.DefinitionsChanged:
+            return fail("the rules or web identities have changed during the import: run it again")
+    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     return 0
 
 

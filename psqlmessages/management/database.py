@@ -45,8 +45,6 @@ def _prune(arguments: Namespace) -> int:
     return 0
 
 
-# Command doctor: it also checks the rules for the project's node and handlers.
-
 # The first words of a fix that is a command of psqlmessages, or "migrate psqlmessages".
 _FIX_COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 

@@ -13,7 +13,6 @@ from django.db.models import Count
 
 from psqlmessages.cli.output import (
     CliCommand,
-    apply_changes,
     fail,
     format_table,
     json_object,
@@ -40,8 +39,6 @@ from psqlmessages.exchanges.store.stats import (
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.monitor.minute_writer import start_history_writer
 from psqlmessages.wire import MalformedText, parse_strict_json
-
-# exchange list: the exchanges with their state, processes and counters.
 
 _HEAD = ("exchange", "state", "processes", "source", "destinations")
 
@@ -76,9 +73,6 @@ def list_exchanges(arguments: Namespace) -> int:
     return 0
 
 
-# exchange load: print and apply the changes, and report missing rules and cycles.
-
-
 def load(arguments: Namespace) -> int:
     """Load a file. If it has errors, print each on a line, change nothing, and fail."""
     try:
@@ -87,17 +81,15 @@ def load(arguments: Namespace) -> int:
         return fail(*map(str, error.errors))
     current = repository.read_all(arguments.database)
     difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
-
-    def apply() -> list[str]:
+    print_lines(difference.describe())
+    if not arguments.dry_run:
         expected, using = repository.fingerprint(current), arguments.database
-        added = repository.apply(difference, expected, using, with_rules=arguments.with_rules)
-        return [f"+ rule in {rule.namespace}: {rule.statement}" for rule in added]
-
-    try:
-        summary, is_dry_run = difference.summary(), arguments.dry_run
-        apply_changes(difference.describe(), summary, apply, is_dry_run=is_dry_run)
-    except repository.ExchangesChanged:
-        return fail("the exchanges have changed during the load: run it again")
+        try:
+            added = repository.apply(difference, expected, using, with_rules=arguments.with_rules)
+        except repository.ExchangesChanged:
+            return fail("the exchanges have changed during the load: run it again")
+        print_lines(f"+ rule in {rule.namespace}: {rule.statement}" for rule in added)
+    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     names = {exchange.name for exchange in wanted}
     others = [] if arguments.replace_all else [each for each in current if each.name not in names]
     problems = _describe_problems(wanted, [*wanted, *others], arguments.database)
@@ -116,9 +108,6 @@ def _describe_problems(
         yield f"could not check the rules in {namespace}: {why}"
     for cycle in find_cycles(all_exchanges):
         yield f"cycle: {', '.join(map(str, cycle))}"
-
-
-# exchange test: a dry run of one element.
 
 
 def _test(arguments: Namespace) -> int:

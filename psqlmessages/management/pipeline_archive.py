@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.verify import Comparison
 
 
-# pipeline archive verify, replay, compact: commands for an existing archive.
-
-
 def _archive_folder(arguments: Namespace) -> str:
     """Return --to; raise ValueError if it is missing."""
     if not arguments.to:

@@ -60,8 +60,6 @@ class SparkExchangeState:
         self._may_lack_rules = True
         self.counter_store = CounterStore(using)
 
-    # Called by Spark's threads
-
     def add_counts(self, batch_id: int, counts: Sequence[TaskCounts]) -> None:
         """Record the counts of a micro-batch."""
         if len(self._element_counts) >= _MAX_COUNTED_BATCHES:
@@ -74,8 +72,6 @@ class SparkExchangeState:
     def element_count(self, batch_id: int) -> int:
         """Return how many elements a micro-batch has finished; 0 if this is unknown."""
         return self._element_counts.get(batch_id, 0)
-
-    # The definition
 
     def read(self) -> CompiledExchange | None:
         """Read and compile the exchange; return None if it is stopped or cannot run.
@@ -124,8 +120,6 @@ class SparkExchangeState:
         except DatabaseError as error:
             raise MessagesError(error_line(error)) from error
         return 0.0 if times is None else max((times[1] - times[0]).total_seconds(), 0.0)
-
-    # Counters
 
     def write(self) -> None:
         """Write the counters and the current time; check the rules if one may be missing."""

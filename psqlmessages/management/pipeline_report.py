@@ -18,6 +18,7 @@ from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.exchanges.store import repository
 from psqlmessages.management.pipeline import JobContext, split_names
 from psqlmessages.models import ExchangeCount, Traffic
+from psqlmessages.orm import fetch
 from psqlmessages.pipeline.job_runner import RUNNING, STOPPED, JobProgress
 from psqlmessages.pipeline.report import contents, html
 from psqlmessages.pipeline.report.contents import (
@@ -146,8 +147,6 @@ def _write(file: Path, page: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-# Statistics from traffic windows, and from the counters of exchanges
-
 # If a period has more windows than this, read longer windows if there are any.
 _MAX_WINDOWS: Final = 1600
 
@@ -203,21 +202,18 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
         "names": [name for name in topic_names if not name.endswith("*")],
         "prefixes": [name[:-1] for name in topic_names if name.endswith("*")],
     }
-    with connections[using].cursor() as cursor:
-        cursor.execute(_SUMS, parameters)
-        amounts = {
-            key: TrafficStatistics(count, size, tuple(by["size"]), tuple(by["latency"]))
-            for key, count, size, by in cursor.fetchall()
-        }
-        by_kind = {
-            kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
-            for kind in "ats"
-        }
-        chart_topics = list(by_kind["t"])[:CHART_TOPICS]
-        cursor.execute(_POINTS, {**parameters, "chart_topics": chart_topics})
-        points: dict[str, dict[int, int]] = {topic: {} for topic in chart_topics}
-        for topic, at, count in cursor.fetchall():
-            points[topic][at] = count
+    amounts = {
+        key: TrafficStatistics(count, size, tuple(by["size"]), tuple(by["latency"]))
+        for key, count, size, by in fetch(_SUMS, parameters, using)
+    }
+    by_kind = {
+        kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
+        for kind in "ats"
+    }
+    chart_topics = list(by_kind["t"])[:CHART_TOPICS]
+    points: dict[str, dict[int, int]] = {topic: {} for topic in chart_topics}
+    for topic, at, count in fetch(_POINTS, {**parameters, "chart_topics": chart_topics}, using):
+        points[topic][at] = count
     steps = {int(at): amount for at, amount in by_kind["a"].items()}
     return ReportStatistics(
         source=f"windows of {Window(window).label}, counted by the job “traffic”",
@@ -259,11 +255,9 @@ def _read_flows(using: str) -> list[ExchangeFlow]:
 
 
 def _describe_database(using: str) -> str:
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT current_database(), current_setting('server_version')")
-        name, version = cursor.fetchone()
-    host = connection.settings_dict.get("HOST")
+    query = "SELECT current_database(), current_setting('server_version')"
+    ((name, version),) = fetch(query, (), using)
+    host = connections[using].settings_dict.get("HOST")
     # A path is the directory of a socket.
     if not host or host.startswith("/"):
         host = "this machine"

@@ -57,7 +57,7 @@ def run(arguments: Namespace) -> int:
     from psqlmessages.pipeline import traffic
 
     with JobContext(COMMAND.name, arguments) as context:
-        _print_topics(context)
+        _print_topics(context, traffic.IDENT)
         table = traffic.TrafficTable()
         query = traffic.start(
             context.spark,
@@ -98,19 +98,17 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
     return record
 
 
-def _print_topics(context: JobContext) -> None:
+def _print_topics(context: JobContext, ident: str) -> None:
     """Print the number of topics. Fails before Spark starts if a topic may not be read."""
-    from psqlmessages.pipeline import traffic
-
     arguments = context.arguments
     with closing(Database({})) as database:
         names = split_names(arguments.topics)
-        topics = offsets.read_watermarks(database, traffic.IDENT, names).topics
+        topics = offsets.read_watermarks(database, ident, names).topics
     number = f"{len(topics):,} topic{'' if len(topics) == 1 else 's'}"
-    context.say(f"reading {number} as {traffic.IDENT}, checkpoint {arguments.checkpoint}")
+    context.say(f"reading {number} as {ident}, checkpoint {arguments.checkpoint}")
     if not topics:
         context.say(
-            f"there is no topic that {traffic.IDENT} may read. To allow all topics: python"
+            f"there is no topic that {ident} may read. To allow all topics: python"
             f" manage.py psqlmessages --database {arguments.database} allow 'pipeline.*' R Topic"
             " '*'"
         )

@@ -211,10 +211,8 @@ def _reset(subscription: Subscription, fields: Fields) -> str:
     status = _read_status(current)
     position = _new_position(current, fields)
     text = _describe_move(current, position, is_done=True)
-    orm.run(
-        stream_calls.subscribe_from(current.ident, current.topic, position, current.timeout),
-        database(),
-    )
+    move = stream_calls.subscribe_from(current.ident, {current.topic: position}, current.timeout)
+    orm.run(move, database())
     if status.state != "expired":
         # The call has recorded a read, but the node has not read: restore the last read.
         Subscription.objects.using(database()).filter(pk=current.pk).update(

@@ -55,8 +55,6 @@ class QueueBatchReader(DataSourceReader):
         return reader.read_batches(self._options.dsn_options, statements, self._schema)
 
 
-# Encoding of leases as text in an offset. Pure functions.
-
 _LEASES_PER_CALL: Final = 4096  # The limit of the SQL functions.
 # The id of the element, and the secret of its lease.
 _LEASE_FORMAT: Final = struct.Struct(">q16s")

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from psqlmessages.client.stream_calls import subscribe_from
 from psqlmessages.pipeline import columns, offsets, reader, topic_ranges
 from psqlmessages.pipeline.columns import Condition, limit_ids, matching_topics, to_condition
 from psqlmessages.pipeline.database import Database, RenewalThread, logger
@@ -75,7 +76,6 @@ class FilteredTopicBatchReader(TopicBatchReader):
                 self._conditions.append(condition)
 
 
-_SUBSCRIBE: Final = "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s::int)"
 _FIRST_SINCE: Final = """
     SELECT min(id) FILTER (WHERE published_at >= %s), max(id), count(*)
     FROM messages.read_stream(%s, %s, %s, %s, %s, false)
@@ -182,11 +182,10 @@ class TopicSubscriptions:
     def _subscribe(self, positions: Mapping[str, int]) -> None:
         if not positions:
             return
-        options = self._options
-        names, ids = list(positions), list(positions.values())
-        answer = self._database.call(_SUBSCRIBE, (options.client, names, ids, options.timeout))
+        call = subscribe_from(self._options.client, positions, self._options.timeout)
+        missed = self._database.run_call(call)
         self._positions.update(positions)
-        self._check_gaps(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
+        self._check_gaps(positions, missed.items())
 
     def _check_gaps(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
         """Raise or log MessagesGone if messages after a position were removed."""

@@ -17,10 +17,11 @@ from psqlmessages import archive_marks
 from psqlmessages.exceptions import TopicNotExistent
 from psqlmessages.pipeline.archive import log, replay, store
 from psqlmessages.pipeline.archive.archive_job import ArchiveJob
-from psqlmessages.pipeline.archive.log import COLUMNS, topic_folder
+from psqlmessages.pipeline.archive.log import topic_folder
 from psqlmessages.pipeline.archive.replay import ReplayPlan, limit_plan
 from psqlmessages.pipeline.archive.store import Archive
 from psqlmessages.pipeline.archive.verify import verify
+from psqlmessages.pipeline.columns import TOPIC_SCHEMA
 from psqlmessages.pipeline.errors import MessagesGone
 from tests.sql.conftest import World
 
@@ -100,7 +101,7 @@ def seen(root: str) -> list[tuple[Any, ...]]:
 
 
 def in_order(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
-    *names, moment = COLUMNS
+    *names, moment = TOPIC_SCHEMA.names
     found = [(*map(row.__getitem__, names), row[moment].replace(tzinfo=None)) for row in rows]
     return sorted(found, key=lambda row: row[0])
 

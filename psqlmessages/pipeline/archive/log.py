@@ -27,19 +27,6 @@ from psqlmessages.exceptions import MessagesError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-# The columns of each data file. They include the topic, since the name of its folder may differ.
-COLUMNS: Final = {
-    "id": "bigint",
-    "topic": "string",
-    "sender": "string",
-    "body": "string",
-    "enc": "string",
-    "headers": "string",
-    "published_at": "timestamp",
-}
-SCHEMA: Final = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
-
 # Topics that can be folder names: safe characters, no hash at the end, no name that Hive reserves.
 _SAFE_NAME: Final = re.compile(r"(?!.*-[0-9a-f]{16}$)(?!__HIVE)[A-Za-z0-9._-]{1,60}")
 _UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from psqlmessages.client.calls import Call, check_names, raise_for_error
+from psqlmessages.client.stream_calls import subscribe_from
 from psqlmessages.exceptions import InvalidArgument
 
 # The node name of the archive.
@@ -47,12 +48,7 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
                 f"topic {topic!r} cannot be archived: its name contains a comma, or starts or"
                 " ends with whitespace"
             )
-    names, ids = list(check_names(*positions)), list(positions.values())
-    return Call(
-        "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s)",
-        (*check_names(IDENT), names, ids, _TIMEOUT_SECONDS),
-        lambda answer: {m["Topic"]: m["Removed"] for m in raise_for_error(answer)["Missed"]},
-    )
+    return subscribe_from(IDENT, positions, _TIMEOUT_SECONDS)
 
 
 def list_marked() -> Call[list[str]]:

@@ -18,9 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sf
 
 from psqlmessages.pipeline.archive.log import (
-    COLUMNS,
     DATA,
-    SCHEMA,
     STAGING,
     ArchiveError,
     ArchiveFile,
@@ -28,6 +26,7 @@ from psqlmessages.pipeline.archive.log import (
     ArchiveLog,
     ArchiveLogEntry,
 )
+from psqlmessages.pipeline.columns import TOPIC_SCHEMA
 from psqlmessages.pipeline.spark_session import temporary_settings
 
 if TYPE_CHECKING:
@@ -142,8 +141,8 @@ class Archive:
         """Return the rows of these files."""
         paths = [self.log.folder.address(f"{DATA}/{file.path}") for file in files]
         if not paths:
-            return self.spark.createDataFrame([], SCHEMA)
-        return self.spark.read.schema(SCHEMA).parquet(*paths)
+            return self.spark.createDataFrame([], TOPIC_SCHEMA)
+        return self.spark.read.schema(TOPIC_SCHEMA).parquet(*paths)
 
     @contextmanager
     def stage(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
@@ -175,7 +174,8 @@ class Archive:
         date_ = sf.date_from_unix_date(days).cast("string")
         with temporary_settings(rows.sparkSession, _TIMESTAMPS):
             (
-                rows.select(*COLUMNS, key.alias("key"), date_.alias("date"))
+                # Each file has the column topic, because the name of the topic's folder may differ.
+                rows.select(*TOPIC_SCHEMA.names, key.alias("key"), date_.alias("date"))
                 .sortWithinPartitions("key", "date", "id")
                 .write.partitionBy("key", "date")
                 .options(compression="zstd", **_SIZE_CHECKS)
