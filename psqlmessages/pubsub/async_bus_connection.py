@@ -15,14 +15,13 @@ import psycopg
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import MAX_WAIT_SECONDS, with_time_limit
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import run_steps_async
+from psqlmessages.client.transactions import SqlStatement, run_steps_async
 from psqlmessages.exceptions import NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_connection_base import BusConnectionBase
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
     BusState,
-    BusStatement,
     Event,
     Handler,
     Script,
@@ -163,7 +162,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _run_script(buffer: Buffer, script: Script[T], seconds: float) -> T:
         connection = buffer.connection
 
-        def execute(statement: BusStatement) -> Awaitable[list[str]]:
+        def execute(statement: SqlStatement) -> Awaitable[list[str]]:
             return connection.wait(with_time_limit(buffer.execute(statement), seconds))
 
         async with connection.lock:
