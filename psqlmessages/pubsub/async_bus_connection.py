@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import operator
 from collections.abc import Awaitable
-from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from psqlmessages.pubsub.bus_state import (
     ScriptFactory,
     logger,
 )
+from psqlmessages.retry import wait_for_event
 
 T = TypeVar("T")
 Buffer = BusBuffer[psycopg.AsyncConnection[Any]]
@@ -130,8 +130,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             raise NodeClosed("the bus is closed")
 
     async def _wait_for_close(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._close_requested.wait(), seconds)
+        await wait_for_event(self._close_requested, seconds)
 
     @staticmethod
     async def _acquire_lock(buffer: Buffer) -> bool:
