@@ -96,15 +96,14 @@ class NodeHandlers:
 
     def on_event(self, *arguments: Any) -> Any:
         """Call the decorated function for each system event, or for the named ones."""
-        if len(arguments) == 1 and callable(arguments[0]):
-            self._event_handlers.append((frozenset(), arguments[0]))
-            return arguments[0]
+        is_bare = len(arguments) == 1 and callable(arguments[0])
+        events = frozenset(() if is_bare else arguments)
 
         def register(handler: F) -> F:
-            self._event_handlers.append((frozenset(arguments), handler))
+            self._event_handlers.append((events, handler))
             return handler
 
-        return register
+        return register(arguments[0]) if is_bare else register
 
     def topics_to_listen(self) -> list[str]:
         """Return the topics of the handlers, without patterns, sorted by name."""
