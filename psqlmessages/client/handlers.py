@@ -158,11 +158,9 @@ def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Acti
         return
     try:
         yield partial(message.reply, answer)
-    except NOTHING_SENT as error:
+    except (MessagesError, *NOTHING_SENT) as error:
         on_failed(message, error)
         yield from send_error(message, _UNSENDABLE, on_failed)
-    except MessagesError as error:
-        on_failed(message, error)
 
 
 def send_error(message: Message, reason: str, on_failed: OnReplyFailed) -> Actions:
