@@ -422,8 +422,7 @@ async def areserve(
     """Handle one element in asynchronous code; see :func:`reserve`. Opens no transaction."""
     if delay is not None:
         as_timedelta(delay, "delay")
-    jobs = await areserve_many(queue, 1, duration, ident=ident, using=using)
-    job = next(iter(jobs), None)
+    job = next(iter(await areserve_many(queue, 1, duration, ident=ident, using=using)), None)
     try:
         yield job
         if job is not None and not job.is_settled:

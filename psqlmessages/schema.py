@@ -83,15 +83,8 @@ def _create_schema(cursor: Any) -> None:
     cursor.execute("CREATE SCHEMA messages")
 
 
-def remove(connection: BaseDatabaseWrapper) -> None:
-    """Drop the schema ``messages`` and all its objects, one by one, if the schema exists."""
-    with connection.cursor() as cursor:
-        for statement in removal_statements():
-            cursor.execute(statement)
-
-
 def removal_statements() -> list[str]:
-    """List the statements that `remove` runs."""
+    """List the statements that drop the schema ``messages`` and its objects, if it exists."""
     return [
         "SELECT set_config('messages.locks', 'all', true);",
         _read_script("prepare_tables.sql"),
@@ -217,10 +210,9 @@ class InstallSQL(Operation):
             return
         if self.before is not None:
             _install_or_collect(schema_editor, STORED_SCRIPTS / self.before)
-        elif schema_editor.collect_sql:
-            schema_editor.collected_sql += removal_statements()
         else:
-            remove(schema_editor.connection)
+            for statement in removal_statements():
+                schema_editor.execute(statement, params=None)
 
     def find_folder(self) -> Path:
         """Return the folder of this version's scripts; raise FileNotFoundError if there is none."""

@@ -194,22 +194,21 @@ class BackendMonitor:
         if self._ask_lock.acquire(blocking=False):
             try:
                 if monotonic() - self._asked_at >= _ASK_INTERVAL_SECONDS:
-                    self._latest = self._query_backends(self._latest)
+                    self._latest = self._query_backends()
                     self._asked_at = monotonic()
             finally:
                 self._ask_lock.release()
         return self._latest
 
-    def _query_backends(self, previous: BackendSnapshot) -> BackendSnapshot:
+    def _query_backends(self) -> BackendSnapshot:
         began = monotonic()
         try:
             rows, pid = self._run(_BACKENDS)
         except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
             # The silence continues only if the server was also asked shortly before.
             was_asked_recently = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
-            if was_asked_recently and previous.silent_since is not None:
-                return BackendSnapshot(began, silent_since=previous.silent_since)
-            return BackendSnapshot(began, silent_since=began)
+            since = self._latest.silent_since if was_asked_recently else None
+            return BackendSnapshot(began, silent_since=began if since is None else since)
         except psycopg.Error:
             # For instance, the server is starting, or has no free connections.
             return BackendSnapshot(began)

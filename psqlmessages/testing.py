@@ -22,7 +22,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import CallFailed, failure_text
 from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
-from psqlmessages.orm import own_ident, postgresql_connection, resolve_alias
+from psqlmessages.orm import fetch, own_ident, resolve_alias
 from psqlmessages.wire import EncodedBody, decode
 
 __all__ = [
@@ -238,9 +238,7 @@ def _allow(
     type_: str, ident: str | None, dest: str, mode: str, role: str | None, using: str | None
 ) -> Auth:
     if role is None:
-        with postgresql_connection(using).cursor() as cursor:
-            cursor.execute("SELECT session_user")
-            role = cursor.fetchone()[0]
+        ((role,),) = fetch("SELECT session_user", None, using)
     rule, _ = Auth.objects.using(resolve_alias(using)).update_or_create(
         role=role,
         ident=own_ident(ident),

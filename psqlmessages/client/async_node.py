@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from functools import partial
 from math import inf
 from time import monotonic
@@ -241,13 +241,11 @@ class AsyncNode(NodeBase):
 
     def _end_late_calls(self) -> None:
         loop = asyncio.get_running_loop()
-        now = loop.time()
-        deadlines = []
-        for pending in self._state.pending_calls():
+        now, pending_calls = loop.time(), self._state.pending_calls()
+        for pending in pending_calls:
             if pending.deadline <= now:
                 self._end_late_call(pending)
-            deadlines.append(pending.deadline)
-        deadline = min(deadlines, default=inf)
+        deadline = min([pending.deadline for pending in pending_calls], default=inf)
         self._timer = None if deadline == inf else loop.call_at(deadline, self._end_late_calls)
 
     def _end_late_call(self, pending: PendingCall) -> None:
@@ -277,21 +275,17 @@ class AsyncNode(NodeBase):
         deadline = monotonic() + seconds
         pending = self._state.begin_call("")
         try:
-            await self._send_within(seconds, self.topic_send(topic, body, pending.token))
+            sending_seconds = max(seconds, self._min_accept_seconds)
+            try:
+                async with asyncio.timeout(sending_seconds):
+                    await self.topic_send(topic, body, pending.token)
+            except TimeoutError:
+                raise _not_accepted_error(sending_seconds) from None
             pending.on_sent()
             while await self._wait_for_answer(pending, deadline):
                 yield await self._session.run_steps(self._state.next_answer(pending, self))
         finally:
             self._state.end_call(pending)
-
-    async def _send_within(self, seconds: float, call: Awaitable[None]) -> None:
-        """Send a call within ``seconds``, or ``probe_timeout`` if that is longer."""
-        seconds = max(seconds, self._min_accept_seconds)
-        try:
-            async with asyncio.timeout(seconds):
-                await call
-        except TimeoutError:
-            raise _not_accepted_error(seconds) from None
 
     async def _wait_for_answer(self, pending: PendingCall, deadline: float) -> bool:
         """See :meth:`Node._wait_for_answer`."""

@@ -30,7 +30,6 @@ T = TypeVar("T")
 # A call that fails with one of these errors has sent no message.
 NOTHING_SENT: Final = (InvalidArgument, TypeError, ValueError, psycopg.Error)
 
-
 _SET_UP: Final = (
     "SELECT pg_backend_pid() || '|' || clock_timestamp()"
     " FROM set_config('synchronous_commit', %s, false)"

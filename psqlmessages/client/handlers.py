@@ -96,15 +96,14 @@ class NodeHandlers:
 
     def on_event(self, *arguments: Any) -> Any:
         """Call the decorated function for each system event, or for the named ones."""
-        if len(arguments) == 1 and callable(arguments[0]):
-            self._event_handlers.append((frozenset(), arguments[0]))
-            return arguments[0]
+        is_bare = len(arguments) == 1 and callable(arguments[0])
+        events = frozenset(() if is_bare else arguments)
 
         def register(handler: F) -> F:
-            self._event_handlers.append((frozenset(arguments), handler))
+            self._event_handlers.append((events, handler))
             return handler
 
-        return register
+        return register(arguments[0]) if is_bare else register
 
     def topics_to_listen(self) -> list[str]:
         """Return the topics of the handlers, without patterns, sorted by name."""
@@ -159,11 +158,9 @@ def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Acti
         return
     try:
         yield partial(message.reply, answer)
-    except NOTHING_SENT as error:
+    except (MessagesError, *NOTHING_SENT) as error:
         on_failed(message, error)
         yield from send_error(message, _UNSENDABLE, on_failed)
-    except MessagesError as error:
-        on_failed(message, error)
 
 
 def send_error(message: Message, reason: str, on_failed: OnReplyFailed) -> Actions:

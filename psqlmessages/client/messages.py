@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
@@ -211,7 +211,11 @@ def fetch_text(notification: Notification, inbox: Iterable[Notification]) -> Ste
     if notification.fetched_text is None:
         batch = _large_bodies_from(notification, inbox)
         if len(batch) > 1:
-            yield from _fetch_batch(batch)
+            # A single body may cause an error, so then each is fetched separately.
+            with suppress(MessagesError, psycopg.Error):
+                texts = yield calls.get_data_many([each.payload for each in batch])
+                for fetched, text in zip(batch, texts, strict=True):
+                    fetched.fetched_text = text
     if notification.fetched_text is None:
         call = calls.get_data(notification.payload)
         try:
@@ -234,16 +238,6 @@ def _large_bodies_from(
                 break
             batch.append(following)
     return batch
-
-
-def _fetch_batch(batch: list[Notification]) -> Steps[None]:
-    try:
-        texts = yield calls.get_data_many([notification.payload for notification in batch])
-    except (MessagesError, psycopg.Error):
-        # A single body may cause the error, so each is fetched separately when its turn comes.
-        return
-    for notification, text in zip(batch, texts, strict=True):
-        notification.fetched_text = text
 
 
 # Header cache: headers of one sender and topic differ in size and id only, so parse one of them.

@@ -139,7 +139,6 @@ _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED")
 _BEGIN_WITH_TIMEOUT = SqlStatement(f"{_BEGIN.sql}; SET LOCAL lock_timeout = '100ms'")
 _COMMIT = SqlStatement("COMMIT")
 
-
 _MERGE_PUSHES: Final = Merging(
     "SELECT messages.push_many(%s, %s, %b::text[], %s)",
     (2,),

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import operator
 from collections.abc import Awaitable
-from contextlib import suppress
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -15,20 +14,20 @@ import psycopg
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import MAX_WAIT_SECONDS, with_time_limit
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import run_steps_async
+from psqlmessages.client.transactions import SqlStatement, run_steps_async
 from psqlmessages.exceptions import NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_connection_base import BusConnectionBase
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
     BusState,
-    BusStatement,
     Event,
     Handler,
     Script,
     ScriptFactory,
     logger,
 )
+from psqlmessages.retry import wait_for_event
 
 T = TypeVar("T")
 Buffer = BusBuffer[psycopg.AsyncConnection[Any]]
@@ -131,8 +130,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             raise NodeClosed("the bus is closed")
 
     async def _wait_for_close(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._close_requested.wait(), seconds)
+        await wait_for_event(self._close_requested, seconds)
 
     @staticmethod
     async def _acquire_lock(buffer: Buffer) -> bool:
@@ -163,7 +161,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _run_script(buffer: Buffer, script: Script[T], seconds: float) -> T:
         connection = buffer.connection
 
-        def execute(statement: BusStatement) -> Awaitable[list[str]]:
+        def execute(statement: SqlStatement) -> Awaitable[list[str]]:
             return connection.wait(with_time_limit(buffer.execute(statement), seconds))
 
         async with connection.lock:

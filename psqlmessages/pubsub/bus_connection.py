@@ -12,14 +12,13 @@ import psycopg
 from psqlmessages.client.connect import host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import Waker, with_time_limit
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import run_steps
+from psqlmessages.client.transactions import SqlStatement, run_steps
 from psqlmessages.exceptions import NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_connection_base import BusConnectionBase
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
     BusState,
-    BusStatement,
     Script,
     ScriptFactory,
     logger,
@@ -153,7 +152,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     ) -> T:
         connection = buffer.connection
 
-        def execute(statement: BusStatement) -> list[str]:
+        def execute(statement: SqlStatement) -> list[str]:
             return connection.wait(with_time_limit(buffer.execute(statement), seconds))
 
         if not connection.lock.acquire(timeout=busy_seconds):

@@ -14,6 +14,7 @@ from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 
 from psqlmessages.client.options import Options
+from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
@@ -60,46 +61,39 @@ T = TypeVar("T")
 ConnectionT = TypeVar("ConnectionT", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
 
 
-@dataclass(frozen=True, slots=True)
-class BusStatement:
-    """A statement and its parameters. Its result is a list: the first column without its nulls."""
-
-    sql: str
-    params: tuple[str, ...] = ()
-
-
-# A generator that yields statements, receives their results, and returns a result of its own.
-Script = Generator[BusStatement, list[str], T]
+# A generator that yields statements, and returns a result of its own. It receives the first column
+# of each statement's rows, without nulls.
+Script = Generator[SqlStatement, list[str], T]
 # Creates a script, which may depend on whether a transaction is open on the buffer's connection.
 ScriptFactory = Callable[["BusBuffer[Any]"], Script[T]]
 
-BACKEND_PID: Final = BusStatement("SELECT pg_backend_pid()")
+BACKEND_PID: Final = SqlStatement("SELECT pg_backend_pid()")
 # Calling pg_notification_queue_usage() lets PostgreSQL remove a dead listener from a full queue.
-LISTENING_CHANNELS: Final = BusStatement(
+LISTENING_CHANNELS: Final = SqlStatement(
     "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"
 )
 EXISTING_PIDS: Final = "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
-TRANSACTION_TIME: Final = BusStatement("SELECT extract(epoch FROM transaction_timestamp())")
+TRANSACTION_TIME: Final = SqlStatement("SELECT extract(epoch FROM transaction_timestamp())")
 # Notifications are not durable, so there is no need to wait for the WAL flush.
-COMMIT_ASYNCHRONOUSLY: Final = BusStatement("SELECT set_config('synchronous_commit', 'off', false)")
+COMMIT_ASYNCHRONOUSLY: Final = SqlStatement("SELECT set_config('synchronous_commit', 'off', false)")
 
 
-def listen(channel: str) -> BusStatement:
+def listen(channel: str) -> SqlStatement:
     """Create a LISTEN for a name that ``check_channel_name`` has checked for double quotes."""
-    return BusStatement(f'LISTEN "{channel}"')
+    return SqlStatement(f'LISTEN "{channel}"')
 
 
-def unlisten(channel: str) -> BusStatement:
+def unlisten(channel: str) -> SqlStatement:
     """Create a statement that undoes :func:`listen`."""
-    return BusStatement(f'UNLISTEN "{channel}"')
+    return SqlStatement(f'UNLISTEN "{channel}"')
 
 
-def notify(channel: str, segments: list[str]) -> BusStatement:
+def notify(channel: str, segments: list[str]) -> SqlStatement:
     """Create a statement that sends all segments of a message, in order."""
     if len(segments) == 1:
-        return BusStatement("SELECT pg_notify($1, $2)", (channel, segments[0]))
+        return SqlStatement("SELECT pg_notify($1, $2)", (channel, segments[0]))
     # Several segments are always base64, which has no comma.
-    return BusStatement(
+    return SqlStatement(
         "SELECT count(pg_notify($1, segment)) FROM unnest(string_to_array($2, ',')) AS segment",
         (channel, ",".join(segments)),
     )
@@ -266,7 +260,7 @@ class BusState:
             yield listen(channel)
         if senders := self._assembler.senders:
             parameter = "{" + ",".join(map(str, senders)) + "}"
-            pids = yield BusStatement(EXISTING_PIDS, (parameter,))
+            pids = yield SqlStatement(EXISTING_PIDS, (parameter,))
             self._assembler.drop_missing_senders(map(int, pids))
             self.counters.unfinished = self._assembler.dropped
 
@@ -360,12 +354,12 @@ class BusBuffer(Generic[ConnectionT]):
         """Whether a transaction is open."""
         return self._pgconn.transaction_status in _IN_TRANSACTION
 
-    def execute(self, statement: BusStatement) -> PQGen[list[str]]:
+    def execute(self, statement: SqlStatement) -> PQGen[list[str]]:
         """Execute a statement and return its result; unlike psycopg's cursors, never send BEGIN."""
         if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
         encoding = self.encoding
-        params = [param.encode(encoding) for param in statement.params]
+        params = [param.encode(encoding) for param in statement.params or ()]
         self._pgconn.send_query_params(statement.sql.encode(encoding), params)
         result = (yield from generators.execute(self._pgconn))[-1]
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):

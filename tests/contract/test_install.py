@@ -134,7 +134,7 @@ def test_removal_leaves_a_table_of_another_owner_and_no_old_name(database: Datab
     superuser.execute("CREATE TABLE public.psqlmessages_backup ()")
     try:
         execute(database, LEFTOVERS["another name of a table"])
-        schema.remove(database)
+        execute(database, *schema.removal_statements())
         assert value(database, "SELECT to_regnamespace('messages') IS NULL")
     finally:
         database.rollback()

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import ConnectionLost, NodeClosed, ServerUnreachable
-from psqlmessages.pubsub.bus_state import BusStatement
 from tests.client.nodes import QUICK
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
@@ -40,7 +40,7 @@ def stalling(server: TestedServer, any_bus: NewBus, proxy: Proxy) -> Callable[..
 
 
 def long_one(_: object) -> Any:
-    yield BusStatement("SELECT pg_sleep(30)")
+    yield SqlStatement("SELECT pg_sleep(30)")
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -152,7 +152,7 @@ def test_a_signal_handler_can_close_a_bus_during_a_call(new_bus: NewBus):
     def one(_: object) -> Any:
         signal.raise_signal(signal.SIGUSR1)
         assert bus.is_healthy, "it ends with the call"
-        yield BusStatement("SELECT 1")
+        yield SqlStatement("SELECT 1")
 
     former = signal.signal(signal.SIGUSR1, lambda *_: bus.close())
     try:

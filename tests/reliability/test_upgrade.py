@@ -83,10 +83,18 @@ MODES = {
     "shared": ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"],
     "alone": ["AccessExclusiveLock"],
 }
+
+
+def remove(database: BaseDatabaseWrapper) -> None:
+    with database.cursor() as cursor:
+        for statement in schema.removal_statements():
+            cursor.execute(statement)
+
+
 UP_TO_DATE = import_module("psqlmessages.migrations.0010_bring_up_to_date").TABLES
 ACTS: dict[str, tuple[str, Callable[[BaseDatabaseWrapper], None]]] = {
     "install": ("some", schema.install),
-    "remove": ("all", schema.remove),
+    "remove": ("all", remove),
     "bring up to date": ("some", lambda database: database.cursor().execute(UP_TO_DATE)),
 }
 
