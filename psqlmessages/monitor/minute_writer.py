@@ -17,11 +17,10 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
-from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.conf import get_settings
 from psqlmessages.monitor.names import new_ident
-from psqlmessages.monitor.queries import OBSERVING_QUERY
+from psqlmessages.monitor.queries import OBSERVING_QUERY, connect
 from psqlmessages.monitor.refused_writer import write_repeatedly
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
@@ -221,11 +220,7 @@ class MinuteWriter:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _write_while_locked(self) -> None:
-        connection = await connect_async(
-            direct_dsn(), "history",
-            answer_seconds=2 * _QUERY_SECONDS, statement_seconds=_QUERY_SECONDS,
-        )  # fmt: skip
-        async with connection:
+        async with await connect(direct_dsn(), "history", _QUERY_SECONDS) as connection:
             # A pooler may give the session with the lock to another client.
             if connection.is_pooled or not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return

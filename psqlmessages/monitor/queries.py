@@ -100,7 +100,9 @@ class MonitorReader:
     async def fetch(self, query: str, values: Any = None) -> Rows:
         """Connect if necessary, and run a query for at most two seconds; raise psycopg's errors."""
         async with self._lock:
-            connection = self._connection or await self._connect()
+            if self._connection is None:
+                self._connection = await connect(self._dsn, "monitor", _QUERY_TIMEOUT_SECONDS)
+            connection = self._connection
             try:
                 return await (await connection.execute(query, values)).fetchall()
             except psycopg.Error as error:
@@ -155,12 +157,12 @@ class MonitorReader:
             if connection is not None:
                 await connection.close()
 
-    async def _connect(self) -> AsyncConnection:
-        seconds = _QUERY_TIMEOUT_SECONDS
-        self._connection = await connect_async(
-            self._dsn, "monitor", answer_seconds=2 * seconds, statement_seconds=seconds
-        )
-        return self._connection
+
+async def connect(dsn: str, name: str, query_seconds: float) -> AsyncConnection:
+    """Connect, and limit each query to this time; wait for an answer at most twice as long."""
+    return await connect_async(
+        dsn, name, answer_seconds=2 * query_seconds, statement_seconds=query_seconds
+    )
 
 
 async def read_once(
@@ -191,11 +193,7 @@ async def run_queries(
     if a schema, table or function is missing.
     """
     try:
-        connection = await connect_async(
-            database_dsn(alias), name,
-            answer_seconds=2 * query_seconds, statement_seconds=query_seconds,
-        )  # fmt: skip
-        async with connection:
+        async with await connect(database_dsn(alias), name, query_seconds) as connection:
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None
