@@ -36,6 +36,7 @@ from psqlmessages.monitor.problem_checks import CHECK_NAMES, CHECKS
 from psqlmessages.monitor.problems import Problem, Severity
 from psqlmessages.monitor.queries import (
     BODIES_DISK_SIZE,
+    IS_HEARTBEAT,
     QUEUES_DISK_SIZE,
     STREAMS_DISK_SIZE,
     Rows,
@@ -58,26 +59,20 @@ _QUEUES_SQL: Final = f"""
         GROUP BY q.id, q.name ORDER BY coalesce(sum(c.puts), 0) DESC, q.name LIMIT %s
     ) ORDER BY psqlmessages_queue.name
 """  # noqa: S608 - built from constants
-_EXCHANGES_SQL: Final = """
+_EXCHANGES_SQL: Final = f"""
     SELECT x.name, x.is_running,
-        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
-         WHERE c.exchange_id = x.id AND c.outcome = 'ok'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c WHERE {IS_HEARTBEAT}),
         x.is_running AND EXISTS (SELECT FROM psqlmessages_exchangecount AS c
-         WHERE c.exchange_id = x.id AND c.outcome = 'ok' AND c.missing_rules <> '{}'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
-        (SELECT coalesce(array_agg(d.namespace || '/' || d.queue ORDER BY d.position), '{}')
+         WHERE {IS_HEARTBEAT} AND c.missing_rules <> '{{}}'),
+        (SELECT coalesce(array_agg(d.namespace || '/' || d.queue ORDER BY d.position), '{{}}')
          FROM psqlmessages_destination AS d WHERE d.exchange_id = x.id),
         (SELECT coalesce(json_agg(json_build_array(
             c.outcome, c.destination, c.count, c.seconds, c.buckets, c.selector_seconds
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
-"""
+"""  # noqa: S608
 _QUEUES_QUERY: Final = (_QUEUES_SQL, (*size_limits(MAX_MEASURED), MAX_QUEUES))
-_EXCHANGES_QUERY: Final = (
-    _EXCHANGES_SQL,
-    (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES),
-)
+_EXCHANGES_QUERY: Final = (_EXCHANGES_SQL, (MAX_EXCHANGES,))
 _ELEMENT_STATES: Final = ("available", "scheduled", "reserved")
 _QUEUE_COUNTERS: Final = {
     "puts": "Elements pushed into the queue",

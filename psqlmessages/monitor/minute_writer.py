@@ -82,23 +82,24 @@ _END_PERIOD: Final = """
     UPDATE psqlmessages_historyperiod SET ends_at = greatest(starts_at, to_timestamp(%s))
     WHERE id = %s
 """
-# A crashed process has not stored the end of its period: minutes after its last row are unknown.
-_END_CRASHED_PERIODS: Final = """
-    UPDATE psqlmessages_historyperiod AS p SET ends_at = greatest(p.starts_at, (
-        CASE p.kind
-            WHEN 'topic' THEN (SELECT max(t.minute) FROM psqlmessages_topicminute AS t)
-            ELSE (SELECT max(q.minute) FROM psqlmessages_queueminute AS q)
-        END + interval '1 minute'
-    ))
-    WHERE p.ends_at IS NULL
-"""
+# A crashed process has not stored the end of its period ``p``: it ended after the last minute.
+END_OF_LAST_MINUTE: Final = """(
+    CASE p.kind
+        WHEN 'topic' THEN (SELECT max(t.minute) FROM psqlmessages_topicminute AS t)
+        ELSE (SELECT max(q.minute) FROM psqlmessages_queueminute AS q)
+    END + interval '1 minute'
+)"""
+_END_CRASHED_PERIODS: Final = f"""
+    UPDATE psqlmessages_historyperiod AS p
+    SET ends_at = greatest(p.starts_at, {END_OF_LAST_MINUTE}) WHERE p.ends_at IS NULL
+"""  # noqa: S608 - built from constants
 _PRUNE: Final = tuple(
     f"""
         DELETE FROM {table} WHERE id = ANY (ARRAY(
             SELECT o.id FROM {table} AS o WHERE o.{column} < to_timestamp(%s)
             ORDER BY o.{column} LIMIT {_PRUNED_ROWS}
         ))
-    """  # noqa: S608 - built from constants
+    """  # noqa: S608
     for table, column in (
         ("psqlmessages_topicminute", "minute"),
         ("psqlmessages_queueminute", "minute"),

@@ -23,6 +23,7 @@ from psqlmessages.cli.doctor_checks import (
 )
 from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
+from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models.names import patterns
 from psqlmessages.monitor.history import TopicHistory
 from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
@@ -57,6 +58,13 @@ CALLER_ROLE: Final = """(
             THEN session_user::text
         ELSE coalesce((SELECT c.role::text FROM psqlmessages_client AS c WHERE c.ident = {0}), '')
     END
+)"""
+
+# Whether ``c``, a row of counts, is the heartbeat of a live worker of the exchange ``x``. The row
+# also has the rules that the worker lacks.
+IS_HEARTBEAT: Final = f"""(
+    c.exchange_id = x.id AND c.outcome = 'ok'
+    AND c.seen_at > statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s'
 )"""
 
 Rows = list[tuple[Any, ...]]
