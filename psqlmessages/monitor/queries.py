@@ -25,6 +25,7 @@ from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models.names import patterns
+from psqlmessages.monitor.formats import MAX_COUNTED
 from psqlmessages.monitor.history import TopicHistory
 from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
 from psqlmessages.orm import database_dsn
@@ -60,6 +61,18 @@ CALLER_ROLE: Final = """(
     END
 )"""
 
+# The time of the oldest message that the subscription ``s`` has not read, in the topic ``t``, and
+# the number of its unread messages.
+OLDEST_UNREAD: Final = """(
+    SELECT m.published_at FROM psqlmessages_streammessage AS m
+    WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
+)"""
+UNREAD_COUNT: Final = f"""(
+    SELECT count(*) FROM (
+        SELECT FROM psqlmessages_streammessage AS m
+        WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
+    ) AS unread
+)"""  # noqa: S608 - built from constants
 # Whether ``c``, a row of counts, is the heartbeat of a live worker of the exchange ``x``. The row
 # also has the rules that the worker lacks.
 IS_HEARTBEAT: Final = f"""(
@@ -202,16 +215,14 @@ async def run_queries(
     """
     try:
         async with await connect(database_dsn(alias), name, query_seconds) as connection:
-            return [await _fetch_or_none(connection, *query) for query in queries]
+            return [await _fetch_or_none(connection, query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None
 
 
-async def _fetch_or_none(
-    connection: AsyncConnection, query: str, values: Sequence[Any] | Mapping[str, Any]
-) -> Rows | None:
+async def _fetch_or_none(connection: AsyncConnection, query: Query) -> Rows | None:
     try:
-        return await (await connection.execute(query, values)).fetchall()
+        return await (await connection.execute(*query)).fetchall()
     except (
         psycopg.errors.QueryCanceled,
         psycopg.errors.InsufficientPrivilege,
