@@ -102,19 +102,17 @@ def read_subscriptions(
                 SELECT s.id, s.topic, s.ident, {ORDERS[order]} AS key {_FROM} {condition}
             ) AS s
             ORDER BY number LIMIT %(size)s OFFSET %(offset)s
-        ), shown AS MATERIALIZED (
-            SELECT s.*, t.id AS topic_id, {_STATE} AS state, p.total, p.number
-            FROM page AS p
-            JOIN psqlmessages_subscription AS s ON s.id = p.id
-            LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
         )
-        SELECT s.total, s.id, s.ident::text, s.topic::text, s.position, s.timeout, s.pinged_at,
+        SELECT p.total, s.id, s.ident::text, s.topic::text, s.position, s.timeout, s.pinged_at,
             extract(epoch FROM statement_timestamp() - s.pinged_at)::float8,
-            s.pinged_at + make_interval(secs => s.timeout), s.is_recovered, s.state,
-            CASE WHEN s.state <> 'expired' THEN {_LAG} END,
-            CASE WHEN s.state <> 'expired' THEN {UNREAD_COUNT} END
-        FROM shown AS s LEFT JOIN psqlmessages_topic AS t ON t.id = s.topic_id
-        ORDER BY s.number
+            s.pinged_at + make_interval(secs => s.timeout), s.is_recovered, state.name,
+            CASE WHEN state.name <> 'expired' THEN {_LAG} END,
+            CASE WHEN state.name <> 'expired' THEN {UNREAD_COUNT} END
+        FROM page AS p
+        JOIN psqlmessages_subscription AS s ON s.id = p.id
+        LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
+        CROSS JOIN LATERAL (SELECT {_STATE} OFFSET 0) AS state (name)
+        ORDER BY p.number
     """  # noqa: S608 - built from constants
     parameters = {
         "topic": topic, "node": node, "search": search, "state": state,
