@@ -56,12 +56,10 @@ def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     rows = counters.values_list(*CounterRow._fields)
     totals = AggregatedCounters.of(CounterRow(*row) for row in rows)
     elements = totals.elements
+    live = counters.filter(has_live_worker())
     return {
-        "workers": counters.filter(has_live_worker()).count(),
+        **live.aggregate(workers=Count("pk"), failing_since=Min("failing_since")),
         "blocked_by": read_missing_rules(base.database()).get(exchange.pk, []),
-        "failing_since": counters.filter(has_live_worker()).aggregate(at=Min("failing_since"))[
-            "at"
-        ],
         "outcomes": [
             _outcome_row(outcome.label, totals.outcomes.get(outcome, Histogram()))
             for outcome in ELEMENT_OUTCOMES

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import BaseAdmin, HistoryMixin, VerbatimForm
-from psqlmessages.admin.lists import IdentFilter
+from psqlmessages.admin.lists import NameFilter
 from psqlmessages.models import WebIdentity
 from psqlmessages.rules.document import Identity
 
@@ -35,7 +35,7 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     form = WebIdentityForm
     list_display = ("ident", "user", "group")
     list_display_links = list_display
-    list_filter = (IdentFilter, "group")
+    list_filter = (("ident", NameFilter), "group")
     list_select_related = ("user", "group")
     raw_id_fields = ("user", "group")
     search_fields = ("ident", f"user__{get_user_model().USERNAME_FIELD}", "group__name")

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, ClassVar, Final
 
-from django.contrib.admin import ModelAdmin, SimpleListFilter
+from django.contrib.admin import FieldListFilter, ModelAdmin, SimpleListFilter
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.timezone import localtime
-from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import column, fetch_rows
 from psqlmessages.orm import with_zone
@@ -46,63 +45,42 @@ class StateFilter(SimpleListFilter):
         return queryset.filter(self.states[value][1]) if value in self.states else queryset
 
 
-class NameFilter(SimpleListFilter):
+class NameFilter(FieldListFilter):
     """Filter by the beginning of a name, which the user types into a field with suggestions."""
 
     template = "admin/psqlmessages/filter.html"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the suggestions: the first 20 names that begin with the typed text."""
-        options, prefix = model_admin.opts, self.value() or ""
-        statement = _FIRST_VALUES.format(
-            table=options.db_table, column=options.get_field(self.parameter_name).column
-        )
-        rows = fetch_rows(statement, [prefix, _MAX_SUGGESTIONS])
-        return [(name, name) for (name,) in rows if name.startswith(prefix)]
-
-    def has_output(self) -> bool:
-        """Show the filter even if there are no suggestions."""
-        return True
+    def expected_parameters(self) -> list[str]:
+        """Return the parameter in the URL: the name of the field."""
+        return [self.field_path]
 
     def choices(self, changelist: ChangeList) -> Iterator[dict[str, Any]]:
-        """Yield one entry: the values that the template needs for its text field."""
-        parameters = changelist.filter_params.items()
+        """Yield one entry: the values that the template needs for its text field.
+
+        The suggestions are the first 20 names that begin with the typed text.
+        """
+        prefix, parameters = self._prefix, changelist.filter_params.items()
+        statement = _FIRST_VALUES.format(table=changelist.opts.db_table, column=self.field.column)
+        rows = fetch_rows(statement, [prefix, _MAX_SUGGESTIONS])
         yield {
-            "name": self.parameter_name,
-            "value": self.value() or "",
-            "suggestions": [name for name, _label in self.lookup_choices],
+            "name": self.field_path,
+            "value": prefix,
+            "suggestions": [name for (name,) in rows if name.startswith(prefix)],
             "other_parameters": [
                 (name, each) for name, values in parameters for each in values
-                if name != self.parameter_name
+                if name != self.field_path
             ],
         }  # fmt: skip
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the rows whose name begins with the typed text; all rows if it is empty."""
-        if not self.value():
+        if not self._prefix:
             return queryset
-        return queryset.filter(**{f"{self.parameter_name}__startswith": self.value()})
+        return queryset.filter(**{f"{self.field_path}__startswith": self._prefix})
 
-
-class RoleFilter(NameFilter):
-    """Filter by role."""
-
-    title = _("role")
-    parameter_name = "role"
-
-
-class IdentFilter(NameFilter):
-    """Filter by node."""
-
-    title = _("node")
-    parameter_name = "ident"
-
-
-class TopicFilter(NameFilter):
-    """Filter by topic."""
-
-    title = _("topic")
-    parameter_name = "topic"
+    @property
+    def _prefix(self) -> str:
+        return self.used_parameters.get(self.field_path, [""])[-1]
 
 
 def time_column(description: str, field: str) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import column
-from psqlmessages.admin.lists import RoleFilter, StateFilter, time_column
+from psqlmessages.admin.lists import NameFilter, StateFilter, time_column
 from psqlmessages.admin.open_transactions import OpenTransactionsAdmin
 from psqlmessages.models import Client, Membership, Observation
 from psqlmessages.models.names import list_names
@@ -38,7 +38,7 @@ class ClientAdmin(OpenTransactionsAdmin):
     """The registered nodes, read-only. An action disconnects them."""
 
     list_display = ("ident", "role", "connected", "session_text", "listens", "sends", "observes")
-    list_filter = (ConnectionFilter, RoleFilter)
+    list_filter = (ConnectionFilter, ("role", NameFilter))
     search_fields = ("ident",)
     search_help_text = _("Searches the node.")
     fields = list_display

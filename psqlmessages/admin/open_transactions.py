@@ -134,9 +134,8 @@ class OpenTransactionsAdmin(BaseAdmin):
             text = f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}"
             self.message_user(request, _("Not ended: {reason}").format(reason=text), messages.ERROR)
             return
-        if not is_ended:
+        if is_ended:
+            text = _("Ended: {connection}.").format(connection=selected)
+            self.message_user(request, text, messages.SUCCESS)
+        else:
             self.message_user(request, _("This transaction has already ended."), messages.INFO)
-            return
-        self.message_user(
-            request, _("Ended: {connection}.").format(connection=selected), messages.SUCCESS
-        )

@@ -16,7 +16,7 @@ from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import BaseAdmin, column
-from psqlmessages.admin.lists import TopicFilter, time_column
+from psqlmessages.admin.lists import NameFilter, time_column
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.models.pipeline import ENDED_STATES
@@ -64,7 +64,7 @@ class TrafficAdmin(BaseAdmin):
         *("starts", "topic", "sender", "count", "bytes"),
         *("median_latency", "p95_latency", "median_size", "p95_size"),
     )
-    list_filter = (WindowFilter, TopicFilter)
+    list_filter = (WindowFilter, ("topic", NameFilter))
     date_hierarchy = "starts_at"
     search_fields = ("topic", "sender")
     search_help_text = _("Searches the topic and the sender.")

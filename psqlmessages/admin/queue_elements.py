@@ -50,12 +50,6 @@ _DRAIN = """
 _REMOVE = "SELECT messages._remove_queue(q) FROM messages._existing_queue(%s) AS q"
 
 
-def create_queue(name: str) -> int:
-    """Create a queue if it does not exist; return its primary key."""
-    ((key,),) = fetch_rows("SELECT (messages._get_or_create_queue(%s)).id", [name])
-    return int(key)
-
-
 def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
     """Pause or resume queues and notify waiting consumers; return the keys of changed queues.
 

@@ -134,10 +134,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         base.limit_lock_waits()
         if not change:
             # The SQL function creates the queue, because it chooses the channel.
-            obj.pk, obj._state.adding = queue_elements.create_queue(obj.name), False
-        edited = [name for name in form.changed_data if name != "name"]
-        if edited:
-            obj.save(update_fields=edited)
+            statement = "SELECT (messages._get_or_create_queue(%s)).id"
+            ((obj.pk,),) = base.fetch_rows(statement, [obj.name])
+            obj._state.adding = False
+        obj.save(update_fields=[name for name in form.changed_data if name != "name"])
 
     def object_context(self, request: HttpRequest, obj: Queue) -> dict[str, Any]:
         """Return the sizes, counters, rules and actions of a queue."""

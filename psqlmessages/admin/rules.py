@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin, HistoryMixin, VerbatimForm, find_remarks
 from psqlmessages.admin.impact import RuleImpact, list_affected_nodes
-from psqlmessages.admin.lists import IdentFilter, RoleFilter
+from psqlmessages.admin.lists import NameFilter
 from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
 from psqlmessages.rules.document import RuleEntry
@@ -114,7 +114,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     list_display = ("role", "ident", "type", "dest", "mode", "timeout")
     list_display_links = ("role", "ident")
     list_editable = ("mode", "timeout")
-    list_filter = (RoleFilter, IdentFilter, "type", "mode")
+    list_filter = (("role", NameFilter), ("ident", NameFilter), "type", "mode")
     actions = ("delete_selected",)
     search_fields = ("ident", "dest", "role")
     search_help_text = _("Searches the node, the destination and the role.")

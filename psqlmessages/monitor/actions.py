@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
@@ -34,7 +34,7 @@ Target = TypeVar("Target", bound=Model)
 Fields = dict[str, list[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Action(Generic[Target]):
     """An action on an object, which asks for confirmation first.
 
@@ -50,6 +50,7 @@ class Action(Generic[Target]):
     permissions: tuple[str, ...]
     describe: Callable[[Target, Fields], Sequence[str]]
     run: Callable[[Target, Fields], str]
+    _: KW_ONLY
     is_destructive: bool = False
     is_addition: bool = False
 

@@ -17,16 +17,10 @@ from django.views.decorators.http import require_safe
 from psqlmessages.exchanges.model import FALLBACK_QUEUES, QueueRef
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 from psqlmessages.exchanges.store.route_graph import find_cycles
-from psqlmessages.exchanges.store.stats import (
-    EXISTS,
-    MAX_LISTED,
-    SIZES,
-    WORKER_TIMEOUT_SECONDS,
-    size_limits,
-)
+from psqlmessages.exchanges.store.stats import EXISTS, MAX_LISTED, SIZES, size_limits
 from psqlmessages.models import Exchange
 from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
-from psqlmessages.monitor.queries import fetch_rows
+from psqlmessages.monitor.queries import IS_HEARTBEAT, fetch_rows
 from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
 
 # The page draws at most this many exchanges: a larger graph is unreadable.
@@ -36,29 +30,24 @@ _TIMEOUT_SECONDS: Final = 2.0
 # Skip a namespace for this time after a failure, so that it does not delay each read.
 _SKIP_SECONDS: Final = 10.0
 
-_EXCHANGES_QUERY: Final = """
+_EXCHANGES_QUERY: Final = f"""
     SELECT x.id, x.name, x.source_namespace, x.source_queue, x.is_running,
-        -- A row with the outcome 'ok' shows that its worker is alive, and has its missing rules.
-        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
-         WHERE c.exchange_id = x.id AND c.outcome = 'ok'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c WHERE {IS_HEARTBEAT}),
         (SELECT coalesce(json_agg(json_build_array(d.namespace, d.queue, d.selector)
                                   ORDER BY d.position), '[]')
          FROM psqlmessages_destination AS d WHERE d.exchange_id = x.id),
-        (SELECT coalesce(json_object_agg(s.name, s.number), '{}') FROM (
+        (SELECT coalesce(json_object_agg(s.name, s.number), '{{}}') FROM (
             SELECT CASE c.outcome WHEN 'to' THEN c.destination::text ELSE c.outcome END AS name,
                 sum(c.count)::bigint AS number
             FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id GROUP BY 1
          ) AS s),
         (SELECT coalesce(json_agg(DISTINCT r.rule), '[]')
          FROM psqlmessages_exchangecount AS c CROSS JOIN LATERAL unnest(c.missing_rules) AS r (rule)
-         WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+         WHERE {IS_HEARTBEAT} AND x.is_running),
         (SELECT min(c.failing_since) FROM psqlmessages_exchangecount AS c
-         WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s))
+         WHERE {IS_HEARTBEAT} AND x.is_running)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
-"""
+"""  # noqa: S608 - built from constants
 # Only the first scheduled elements are searched for failed ones, so that the cost is limited.
 _QUEUES_QUERY: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES},
@@ -71,7 +60,7 @@ _QUEUES_QUERY: Final = f"""
             ORDER BY e.available_at LIMIT %s
         ) AS e WHERE e.tries > 0
     ) AS failed WHERE psqlmessages_queue.name = ANY (%s) AND {EXISTS}
-"""  # noqa: S608 - built from constants
+"""  # noqa: S608
 
 # The monotonic time until which to skip a namespace, by alias.
 _skipped_until: dict[str, float] = defaultdict(float)
@@ -80,8 +69,7 @@ _skipped_until: dict[str, float] = defaultdict(float)
 async def read_graph() -> str | None:
     """Read the graph as JSON text; None if it cannot be read."""
     home = router.db_for_read(Exchange)
-    query = (_EXCHANGES_QUERY, (*[WORKER_TIMEOUT_SECONDS] * 3, MAX_EXCHANGES + 1))
-    rows = await fetch_rows(home, query, _TIMEOUT_SECONDS)
+    rows = await fetch_rows(home, (_EXCHANGES_QUERY, (MAX_EXCHANGES + 1,)), _TIMEOUT_SECONDS)
     if rows is None:
         return None
     exchanges = [_describe_exchange(row) for row in rows[:MAX_EXCHANGES]]

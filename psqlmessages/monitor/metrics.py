@@ -36,6 +36,7 @@ from psqlmessages.monitor.problem_checks import CHECK_NAMES, CHECKS
 from psqlmessages.monitor.problems import Problem, Severity
 from psqlmessages.monitor.queries import (
     BODIES_DISK_SIZE,
+    IS_HEARTBEAT,
     QUEUES_DISK_SIZE,
     STREAMS_DISK_SIZE,
     Rows,
@@ -58,26 +59,20 @@ _QUEUES_SQL: Final = f"""
         GROUP BY q.id, q.name ORDER BY coalesce(sum(c.puts), 0) DESC, q.name LIMIT %s
     ) ORDER BY psqlmessages_queue.name
 """  # noqa: S608 - built from constants
-_EXCHANGES_SQL: Final = """
+_EXCHANGES_SQL: Final = f"""
     SELECT x.name, x.is_running,
-        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
-         WHERE c.exchange_id = x.id AND c.outcome = 'ok'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c WHERE {IS_HEARTBEAT}),
         x.is_running AND EXISTS (SELECT FROM psqlmessages_exchangecount AS c
-         WHERE c.exchange_id = x.id AND c.outcome = 'ok' AND c.missing_rules <> '{}'
-           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
-        (SELECT coalesce(array_agg(d.namespace || '/' || d.queue ORDER BY d.position), '{}')
+         WHERE {IS_HEARTBEAT} AND c.missing_rules <> '{{}}'),
+        (SELECT coalesce(array_agg(d.namespace || '/' || d.queue ORDER BY d.position), '{{}}')
          FROM psqlmessages_destination AS d WHERE d.exchange_id = x.id),
         (SELECT coalesce(json_agg(json_build_array(
             c.outcome, c.destination, c.count, c.seconds, c.buckets, c.selector_seconds
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
-"""
+"""  # noqa: S608
 _QUEUES_QUERY: Final = (_QUEUES_SQL, (*size_limits(MAX_MEASURED), MAX_QUEUES))
-_EXCHANGES_QUERY: Final = (
-    _EXCHANGES_SQL,
-    (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES),
-)
+_EXCHANGES_QUERY: Final = (_EXCHANGES_SQL, (MAX_EXCHANGES,))
 _ELEMENT_STATES: Final = ("available", "scheduled", "reserved")
 _QUEUE_COUNTERS: Final = {
     "puts": "Elements pushed into the queue",
@@ -97,21 +92,16 @@ def _family(kind: str, name: str, text: str, *labels: str) -> Any:
     return getattr(core, f"{kind}MetricFamily")(f"psqlmessages_{name}", text, labels=labels)
 
 
-def _namespace_family(kind: str, name: str, text: str, *labels: str) -> Any:
-    """Create an empty metric family whose metrics have the label ``namespace`` first."""
-    return _family(kind, name, text, "namespace", *labels)
-
-
 # These functions get the rows of all namespaces. Each row begins with its namespace.
 
 
 def queue_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of queues."""
     text = f"Elements in the queue, counted up to {MAX_MEASURED} of each state"
-    sizes = _namespace_family("Gauge", "queue_elements", text, "queue", "state")
-    paused = _namespace_family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
+    sizes = _family("Gauge", "queue_elements", text, "namespace", "queue", "state")
+    paused = _family("Gauge", "queue_paused", "Whether the queue is paused", "namespace", "queue")
     counters = {
-        name: _namespace_family("Counter", f"queue_{name}", text, "queue")
+        name: _family("Counter", f"queue_{name}", text, "namespace", "queue")
         for name, text in _QUEUE_COUNTERS.items()
     }
     for namespace, queue, is_paused, counts, values in rows:
@@ -127,7 +117,7 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of exchanges."""
 
     def family(kind: str, name: str, text: str, *labels: str) -> Any:
-        return _namespace_family(kind, f"exchange_{name}", text, "exchange", *labels)
+        return _family(kind, f"exchange_{name}", text, "namespace", "exchange", *labels)
 
     running = family("Gauge", "running", "Whether the exchange should run")
     workers = family("Gauge", "workers", "Processes that run the exchange now")
@@ -212,7 +202,7 @@ _JOB_GAUGES: Final = {
 def job_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of jobs, without lags and rates that are unknown or outdated."""
     gauges = {
-        name: _namespace_family("Gauge", f"pipeline_{name}", text, "job")
+        name: _family("Gauge", f"pipeline_{name}", text, "namespace", "job")
         for name, text in _JOB_GAUGES.items()
     }
     for namespace, job, is_alive, *values in rows:
@@ -321,11 +311,13 @@ class MetricsCollector:
 
     def collect_database(self) -> Iterator[Any]:
         """Yield database metrics; an unknown value is omitted, not reported as 0."""
-        up = _namespace_family("Gauge", "database_up", "Whether the database answered")
+        up = _family("Gauge", "database_up", "Whether the database answered", "namespace")
         for namespace, answer in self._answers.items():
             up.add_metric((namespace,), float(answer is not None))
         yield up
-        gauges = [_namespace_family("Gauge", name, text) for name, text in _DATABASE_GAUGES.items()]
+        gauges = [
+            _family("Gauge", name, text, "namespace") for name, text in _DATABASE_GAUGES.items()
+        ]
         for namespace, *values in self._rows(1):
             for gauge, value in zip(gauges, values, strict=True):
                 gauge.add_metric((namespace,), float(value))

@@ -17,11 +17,10 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
-from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.conf import get_settings
 from psqlmessages.monitor.names import new_ident
-from psqlmessages.monitor.queries import OBSERVING_QUERY
+from psqlmessages.monitor.queries import OBSERVING_QUERY, connect
 from psqlmessages.monitor.refused_writer import write_repeatedly
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
@@ -83,23 +82,24 @@ _END_PERIOD: Final = """
     UPDATE psqlmessages_historyperiod SET ends_at = greatest(starts_at, to_timestamp(%s))
     WHERE id = %s
 """
-# A crashed process has not stored the end of its period: minutes after its last row are unknown.
-_END_CRASHED_PERIODS: Final = """
-    UPDATE psqlmessages_historyperiod AS p SET ends_at = greatest(p.starts_at, (
-        CASE p.kind
-            WHEN 'topic' THEN (SELECT max(t.minute) FROM psqlmessages_topicminute AS t)
-            ELSE (SELECT max(q.minute) FROM psqlmessages_queueminute AS q)
-        END + interval '1 minute'
-    ))
-    WHERE p.ends_at IS NULL
-"""
+# A crashed process has not stored the end of its period ``p``: it ended after the last minute.
+END_OF_LAST_MINUTE: Final = """(
+    CASE p.kind
+        WHEN 'topic' THEN (SELECT max(t.minute) FROM psqlmessages_topicminute AS t)
+        ELSE (SELECT max(q.minute) FROM psqlmessages_queueminute AS q)
+    END + interval '1 minute'
+)"""
+_END_CRASHED_PERIODS: Final = f"""
+    UPDATE psqlmessages_historyperiod AS p
+    SET ends_at = greatest(p.starts_at, {END_OF_LAST_MINUTE}) WHERE p.ends_at IS NULL
+"""  # noqa: S608 - built from constants
 _PRUNE: Final = tuple(
     f"""
         DELETE FROM {table} WHERE id = ANY (ARRAY(
             SELECT o.id FROM {table} AS o WHERE o.{column} < to_timestamp(%s)
             ORDER BY o.{column} LIMIT {_PRUNED_ROWS}
         ))
-    """  # noqa: S608 - built from constants
+    """  # noqa: S608
     for table, column in (
         ("psqlmessages_topicminute", "minute"),
         ("psqlmessages_queueminute", "minute"),
@@ -221,11 +221,7 @@ class MinuteWriter:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def _write_while_locked(self) -> None:
-        connection = await connect_async(
-            direct_dsn(), "history",
-            answer_seconds=2 * _QUERY_SECONDS, statement_seconds=_QUERY_SECONDS,
-        )  # fmt: skip
-        async with connection:
+        async with await connect(direct_dsn(), "history", _QUERY_SECONDS) as connection:
             # A pooler may give the session with the lock to another client.
             if connection.is_pooled or not (await _fetch(connection, _TRY_LOCK, LOCK_IDS))[0][0]:
                 return

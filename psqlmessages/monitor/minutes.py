@@ -15,7 +15,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.models import HistoryPeriod, TopicMinute
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor.json_views import json_view, read_shared_text, to_json
-from psqlmessages.monitor.minute_writer import LOCK_IDS, MINUTE_SECONDS
+from psqlmessages.monitor.minute_writer import END_OF_LAST_MINUTE, LOCK_IDS, MINUTE_SECONDS
 from psqlmessages.monitor.queries import fetch_rows
 
 _TIMEOUT_SECONDS: Final = 3.0
@@ -30,7 +30,7 @@ STEPS: Final = {
 
 # The periods with counted minutes. A period without an end goes on if its writer holds the lock;
 # otherwise it ended after the last stored minute.
-_PERIODS: Final = """
+_PERIODS: Final = f"""
     SELECT coalesce(json_agg(json_build_array(
         extract(epoch FROM p.starts_at)::bigint,
         extract(epoch FROM coalesce(p.ends_at, CASE WHEN EXISTS (
@@ -40,16 +40,12 @@ _PERIODS: Final = """
               AND l.database = (
                   SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()
               )
-        ) THEN date_trunc('minute', statement_timestamp()) ELSE (
-            CASE p.kind
-                WHEN 'topic' THEN (SELECT max(t.minute) FROM psqlmessages_topicminute AS t)
-                ELSE (SELECT max(q.minute) FROM psqlmessages_queueminute AS q)
-            END + interval '1 minute'
-        ) END, p.starts_at))::bigint
+        ) THEN date_trunc('minute', statement_timestamp()) ELSE {END_OF_LAST_MINUTE} END,
+            p.starts_at))::bigint
     ) ORDER BY p.starts_at), '[]')
     FROM psqlmessages_historyperiod AS p
     WHERE p.kind = %(kind)s AND (p.ends_at IS NULL OR p.ends_at > to_timestamp(%(starts_at)s))
-"""
+"""  # noqa: S608 - built from constants
 _STEP: Final = "(floor(extract(epoch FROM m.minute) / %(step)s) * %(step)s)::bigint"
 # A row of the topic '' sums the counts of topics that have no row for this minute. For such a
 # topic, the minute is unknown.
@@ -65,7 +61,7 @@ _TOPIC: Final = f"""
         SELECT coalesce(json_agg(DISTINCT {_STEP}), '[]') FROM psqlmessages_topicminute AS m
         WHERE m.topic = '' AND m.minute >= to_timestamp(%(starts_at)s)
     ), NULL::bigint
-"""  # noqa: S608 - built from constants
+"""  # noqa: S608
 # The last column is the backlog before the chart. It comes from the last row before the chart, or
 # else from the first row in the chart, or else from the present counters.
 _QUEUE: Final = f"""

@@ -30,7 +30,7 @@ from psqlmessages.monitor.formats import (
 )
 from psqlmessages.monitor.names import find_url
 from psqlmessages.monitor.problems import Describe, Link, Problem, ProblemCheck, Rows, Severity
-from psqlmessages.monitor.queries import CALLER_ROLE
+from psqlmessages.monitor.queries import CALLER_ROLE, OLDEST_UNREAD, UNREAD_COUNT
 
 if TYPE_CHECKING:
     from psqlmessages.conf import Settings
@@ -294,10 +294,6 @@ def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
 # Streams: subscriptions that have expired and missed messages, or whose oldest unread message is
 # too old
 
-_OLDEST_UNREAD: Final = """
-    SELECT m.published_at FROM psqlmessages_streammessage AS m
-    WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
-"""
 # The first column: whether the subscription has expired. It then misses messages since its last
 # read, or since the oldest unread message that is still stored, if that is older. OFFSET 0 keeps
 # the subquery apart, so that LIMIT ends the search.
@@ -311,19 +307,14 @@ _SUBSCRIPTIONS_QUERY: Final = f"""(
     LEFT JOIN LATERAL (
         SELECT o.id FROM psqlmessages_topic AS o WHERE o.name = s.topic LIMIT 1
     ) AS t ON true
-    LEFT JOIN LATERAL ({_OLDEST_UNREAD}) AS unread (at) ON true
+    LEFT JOIN LATERAL {OLDEST_UNREAD} AS unread (at) ON true
     WHERE NOT messages._has_read_all(t.id, s.whole)
     LIMIT {MAX_PER_CHECK}
 ) UNION ALL (
-    SELECT false, s.ident, s.topic, unread.at, s.pinged_at, (
-        SELECT count(*) FROM (
-            SELECT FROM psqlmessages_streammessage AS m
-            WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
-        ) AS counted
-    )
+    SELECT false, s.ident, s.topic, unread.at, s.pinged_at, {UNREAD_COUNT}
     FROM psqlmessages_subscription AS s
     JOIN psqlmessages_topic AS t ON t.name = s.topic
-    CROSS JOIN LATERAL ({_OLDEST_UNREAD}) AS unread (at)
+    CROSS JOIN LATERAL {OLDEST_UNREAD} AS unread (at)
     WHERE s.is_alive AND messages._is_alive(s)
         AND unread.at < statement_timestamp() - make_interval(secs => %s)
     ORDER BY unread.at, s.topic, s.ident LIMIT {MAX_PER_CHECK}

@@ -23,7 +23,9 @@ from psqlmessages.cli.doctor_checks import (
 )
 from psqlmessages.client.connect import connect_async
 from psqlmessages.client.connection import AsyncConnection, is_broken
+from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models.names import patterns
+from psqlmessages.monitor.formats import MAX_COUNTED
 from psqlmessages.monitor.history import TopicHistory
 from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
 from psqlmessages.orm import database_dsn
@@ -57,6 +59,25 @@ CALLER_ROLE: Final = """(
             THEN session_user::text
         ELSE coalesce((SELECT c.role::text FROM psqlmessages_client AS c WHERE c.ident = {0}), '')
     END
+)"""
+
+# The time of the oldest message that the subscription ``s`` has not read, in the topic ``t``, and
+# the number of its unread messages.
+OLDEST_UNREAD: Final = """(
+    SELECT m.published_at FROM psqlmessages_streammessage AS m
+    WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
+)"""
+UNREAD_COUNT: Final = f"""(
+    SELECT count(*) FROM (
+        SELECT FROM psqlmessages_streammessage AS m
+        WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
+    ) AS unread
+)"""  # noqa: S608 - built from constants
+# Whether ``c``, a row of counts, is the heartbeat of a live worker of the exchange ``x``. The row
+# also has the rules that the worker lacks.
+IS_HEARTBEAT: Final = f"""(
+    c.exchange_id = x.id AND c.outcome = 'ok'
+    AND c.seen_at > statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s'
 )"""
 
 Rows = list[tuple[Any, ...]]
@@ -100,7 +121,9 @@ class MonitorReader:
     async def fetch(self, query: str, values: Any = None) -> Rows:
         """Connect if necessary, and run a query for at most two seconds; raise psycopg's errors."""
         async with self._lock:
-            connection = self._connection or await self._connect()
+            if self._connection is None:
+                self._connection = await connect(self._dsn, "monitor", _QUERY_TIMEOUT_SECONDS)
+            connection = self._connection
             try:
                 return await (await connection.execute(query, values)).fetchall()
             except psycopg.Error as error:
@@ -155,12 +178,12 @@ class MonitorReader:
             if connection is not None:
                 await connection.close()
 
-    async def _connect(self) -> AsyncConnection:
-        seconds = _QUERY_TIMEOUT_SECONDS
-        self._connection = await connect_async(
-            self._dsn, "monitor", answer_seconds=2 * seconds, statement_seconds=seconds
-        )
-        return self._connection
+
+async def connect(dsn: str, name: str, query_seconds: float) -> AsyncConnection:
+    """Connect, and limit each query to this time; wait for an answer at most twice as long."""
+    return await connect_async(
+        dsn, name, answer_seconds=2 * query_seconds, statement_seconds=query_seconds
+    )
 
 
 async def read_once(
@@ -191,21 +214,15 @@ async def run_queries(
     if a schema, table or function is missing.
     """
     try:
-        connection = await connect_async(
-            database_dsn(alias), name,
-            answer_seconds=2 * query_seconds, statement_seconds=query_seconds,
-        )  # fmt: skip
-        async with connection:
-            return [await _fetch_or_none(connection, *query) for query in queries]
+        async with await connect(database_dsn(alias), name, query_seconds) as connection:
+            return [await _fetch_or_none(connection, query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None
 
 
-async def _fetch_or_none(
-    connection: AsyncConnection, query: str, values: Sequence[Any] | Mapping[str, Any]
-) -> Rows | None:
+async def _fetch_or_none(connection: AsyncConnection, query: Query) -> Rows | None:
     try:
-        return await (await connection.execute(query, values)).fetchall()
+        return await (await connection.execute(*query)).fetchall()
     except (
         psycopg.errors.QueryCanceled,
         psycopg.errors.InsufficientPrivilege,

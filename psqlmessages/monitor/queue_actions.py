@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -326,46 +326,30 @@ def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
     return text
 
 
-def _action(
-    label: Any,
-    describe: Callable[..., Sequence[str]],
-    act: Callable[..., str],
-    *permissions: str,
-    is_destructive: bool = False,
-) -> Action[Queue]:
-    return Action(
-        label=label,
-        permissions=permissions,
-        describe=describe,
-        run=act,
-        is_destructive=is_destructive,
-    )
-
-
 # Actions on chosen elements also need VIEW_ELEMENTS: they say how many elements match a search.
 ACTIONS: Final[Mapping[str, Action[Queue]]] = {
-    "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause, _CHANGE_QUEUE),
-    "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume, _CHANGE_QUEUE),
-    "drain": _action(
-        gettext_lazy("Drain"), _describe_drain, _drain, _DELETE_ELEMENTS, is_destructive=True
+    "pause": Action(gettext_lazy("Pause"), (_CHANGE_QUEUE,), _describe_pause, _pause),
+    "resume": Action(gettext_lazy("Resume"), (_CHANGE_QUEUE,), _describe_resume, _resume),
+    "drain": Action(
+        gettext_lazy("Drain"), (_DELETE_ELEMENTS,), _describe_drain, _drain, is_destructive=True
     ),
-    "push": _action(gettext_lazy("Push a test message"), _describe_push, _push, SEND_TEST_MESSAGES),
-    "delete": _action(
+    "push": Action(
+        gettext_lazy("Push a test message"), (SEND_TEST_MESSAGES,), _describe_push, _push
+    ),
+    "delete": Action(
         gettext_lazy("Delete elements"),
+        (VIEW_ELEMENTS, _DELETE_ELEMENTS),
         _describe_delete,
         _delete,
-        VIEW_ELEMENTS,
-        _DELETE_ELEMENTS,
         is_destructive=True,
     ),
-    "move": _action(
-        gettext_lazy("Move elements"), _describe_move, _move, VIEW_ELEMENTS, _CHANGE_ELEMENTS
+    "move": Action(
+        gettext_lazy("Move elements"), (VIEW_ELEMENTS, _CHANGE_ELEMENTS), _describe_move, _move
     ),
-    "redrive": _action(
+    "redrive": Action(
         gettext_lazy("Redrive dead letters"),
+        (VIEW_ELEMENTS, _CHANGE_ELEMENTS),
         _describe_redrive,
         _redrive,
-        VIEW_ELEMENTS,
-        _CHANGE_ELEMENTS,
     ),
 }

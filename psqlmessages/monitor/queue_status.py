@@ -10,9 +10,10 @@ from threading import Lock
 from time import monotonic, time
 from typing import Final
 
-from psqlmessages.exchanges.store.stats import EXISTS, SIZES, WORKER_TIMEOUT_SECONDS, size_limits
+from psqlmessages.exchanges.store.stats import EXISTS, SIZES, size_limits
 from psqlmessages.models.rules import database
 from psqlmessages.monitor.listing import fetch, read_shared
+from psqlmessages.monitor.queries import IS_HEARTBEAT
 
 # Count at most this number of elements of each state: in the list, and on the page of one queue.
 MAX_IN_LIST: Final = 1000
@@ -23,7 +24,7 @@ _COUNTERS_QUERY: Final = f"""
         psqlmessages_queue.dead_letter_queue::text,
         psqlmessages_queue.awaited_until > statement_timestamp(),
         coalesce(c.puts, 0), coalesce(c.removed, 0), coalesce(c.handed_out, 0),
-        coalesce(c.dead_letters, 0), coalesce(x.names[:5], '{{}}')
+        coalesce(c.dead_letters, 0), coalesce(e.names[:5], '{{}}')
     FROM psqlmessages_queue
     LEFT JOIN (
         SELECT n.queue_id, sum(n.puts)::bigint AS puts,
@@ -33,15 +34,12 @@ _COUNTERS_QUERY: Final = f"""
         FROM psqlmessages_queuecount AS n GROUP BY n.queue_id
     ) AS c ON c.queue_id = psqlmessages_queue.id
     LEFT JOIN (
-        SELECT e.source_queue, array_agg(e.name::text ORDER BY e.name) AS names
-        FROM psqlmessages_exchange AS e
-        WHERE e.source_namespace = %s AND e.is_running AND EXISTS (
-            SELECT FROM psqlmessages_exchangecount AS r
-            WHERE r.exchange_id = e.id AND r.outcome = 'ok'
-              AND r.seen_at > statement_timestamp() - make_interval(secs => %s)
-        )
-        GROUP BY e.source_queue
-    ) AS x ON x.source_queue = psqlmessages_queue.name
+        SELECT x.source_queue, array_agg(x.name::text ORDER BY x.name) AS names
+        FROM psqlmessages_exchange AS x
+        WHERE x.source_namespace = %s AND x.is_running
+          AND EXISTS (SELECT FROM psqlmessages_exchangecount AS c WHERE {IS_HEARTBEAT})
+        GROUP BY x.source_queue
+    ) AS e ON e.source_queue = psqlmessages_queue.name
     WHERE {EXISTS}
 """  # noqa: S608 - built from constants
 _SIZES_QUERY: Final = f"""
@@ -124,7 +122,7 @@ def read_queues() -> list[MonitoredQueue]:
 
 
 def _read_queues() -> list[MonitoredQueue]:
-    rows = fetch(_COUNTERS_QUERY, [database(), WORKER_TIMEOUT_SECONDS])
+    rows = fetch(_COUNTERS_QUERY, [database()])
     queues = [MonitoredQueue(*row) for row in rows]
     dead_letter_queues = {queue.dead_letter_queue for queue in queues}
     for queue in queues:

@@ -10,15 +10,15 @@ from typing import Final
 import psycopg
 from django.core.exceptions import ImproperlyConfigured
 
-from psqlmessages.client.connect import connect_async
 from psqlmessages.client.refused_calls import OTHERS, NeededRule, refused_calls
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.monitor.names import ident_pattern
+from psqlmessages.monitor.queries import connect
 from psqlmessages.orm import direct_dsn
 from psqlmessages.retry import RateLimitedLogger, error_line
 
 INTERVAL_SECONDS: Final = 5.0
-_QUERY_TIMEOUT_SECONDS: Final = 5
+_QUERY_SECONDS: Final = 5
 # The table keeps at most this number of rows: the rows that changed last.
 MAX_ROWS: Final = 1000
 # A write adds at most this number of missing rules: the rules that the most refused calls lacked.
@@ -71,11 +71,7 @@ async def write_counts() -> None:
     try:
         if not (limited := _limit_rules(counts)):
             return
-        seconds = _QUERY_TIMEOUT_SECONDS
-        connection = await connect_async(
-            direct_dsn(), "refused calls", answer_seconds=2 * seconds, statement_seconds=seconds
-        )
-        async with connection:
+        async with await connect(direct_dsn(), "refused calls", _QUERY_SECONDS) as connection:
             columns = [*map(list, zip(*limited, strict=True)), list(limited.values())]
             await connection.execute(_ADD, columns)
             await connection.execute(_PRUNE)

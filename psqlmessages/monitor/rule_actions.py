@@ -42,11 +42,7 @@ def _add(rule: Auth, _fields: Fields) -> str:
 
 
 ADD: Final[Action[Auth]] = Action(
-    label=gettext_lazy("Add this rule"),
-    permissions=(ADD_RULE,),
-    describe=_describe,
-    run=_add,
-    is_addition=True,
+    gettext_lazy("Add this rule"), (ADD_RULE,), _describe, _add, is_addition=True
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from django.core.exceptions import BadRequest, ValidationError
@@ -163,11 +164,8 @@ def _parse_field_search(search: str) -> tuple[str | None, str]:
     if text is None:
         return path, "{}"
     value = in_quotes = json.dumps(text)
-    try:
+    with suppress(MalformedText):
         parse_strict_json(text)
-    except MalformedText:
-        pass
-    else:
         # As it was typed: PostgreSQL compares numbers of any length exactly.
         value = text
     # 42 finds the number and the text, "42" only the text.

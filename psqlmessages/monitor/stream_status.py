@@ -12,6 +12,7 @@ from typing import Final
 
 from psqlmessages.monitor.formats import MAX_COUNTED
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
+from psqlmessages.monitor.queries import OLDEST_UNREAD, UNREAD_COUNT
 from psqlmessages.monitor.queue_status import BUCKET_SECONDS, BUCKETS, polylines
 
 # A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.
@@ -23,11 +24,7 @@ _STATE: Final = f"""CASE
     ELSE 'silent'
 END"""
 # Seconds since the oldest unread message was published; null if there is none.
-_OLDEST: Final = """(
-    SELECT extract(epoch FROM statement_timestamp() - m.published_at)::float8
-    FROM psqlmessages_streammessage AS m
-    WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
-)"""
+_LAG: Final = f"extract(epoch FROM statement_timestamp() - {OLDEST_UNREAD})::float8"
 _FROM: Final = """
     FROM psqlmessages_subscription AS s
     LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
@@ -40,7 +37,7 @@ _FROM: Final = """
 ORDERS: Final[Mapping[str, str]] = {
     "node": "s.ident",
     "stream": "s.topic",
-    "lag": f"CASE WHEN s.is_alive THEN coalesce({_OLDEST}, -1) ELSE -2 END",
+    "lag": f"CASE WHEN s.is_alive THEN coalesce({_LAG}, -1) ELSE -2 END",
     "read": "s.pinged_at",
     "expires": "s.pinged_at + make_interval(secs => s.timeout)",
 }
@@ -105,24 +102,17 @@ def read_subscriptions(
                 SELECT s.id, s.topic, s.ident, {ORDERS[order]} AS key {_FROM} {condition}
             ) AS s
             ORDER BY number LIMIT %(size)s OFFSET %(offset)s
-        ), shown AS MATERIALIZED (
-            SELECT s.*, t.id AS topic_id, {_STATE} AS state, p.total, p.number
-            FROM page AS p
-            JOIN psqlmessages_subscription AS s ON s.id = p.id
-            LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
         )
-        SELECT s.total, s.id, s.ident::text, s.topic::text, s.position, s.timeout, s.pinged_at,
+        SELECT p.total, s.id, s.ident::text, s.topic::text, s.position, s.timeout, s.pinged_at,
             extract(epoch FROM statement_timestamp() - s.pinged_at)::float8,
-            s.pinged_at + make_interval(secs => s.timeout), s.is_recovered, s.state,
-            CASE WHEN s.state <> 'expired' THEN {_OLDEST} END,
-            CASE WHEN s.state <> 'expired' THEN (
-                SELECT count(*) FROM (
-                    SELECT FROM psqlmessages_streammessage AS m
-                    WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
-                ) AS unread
-            ) END
-        FROM shown AS s LEFT JOIN psqlmessages_topic AS t ON t.id = s.topic_id
-        ORDER BY s.number
+            s.pinged_at + make_interval(secs => s.timeout), s.is_recovered, state.name,
+            CASE WHEN state.name <> 'expired' THEN {_LAG} END,
+            CASE WHEN state.name <> 'expired' THEN {UNREAD_COUNT} END
+        FROM page AS p
+        JOIN psqlmessages_subscription AS s ON s.id = p.id
+        LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
+        CROSS JOIN LATERAL (SELECT {_STATE} OFFSET 0) AS state (name)
+        ORDER BY p.number
     """  # noqa: S608 - built from constants
     parameters = {
         "topic": topic, "node": node, "search": search, "state": state,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from django.core.exceptions import ValidationError
@@ -144,18 +144,16 @@ def _texts(status: SubscriptionStatus) -> dict[str, Any]:
     }
 
 
-_TARGETS: Final[Mapping[str, Callable[[str, Fields], int]]] = {
-    "start": lambda topic, _fields: first_position(topic),
-    "end": lambda topic, _fields: last_position(topic),
-    "time": lambda topic, fields: position_at(topic, parse_time(field_value(fields, "time"))),
-}
-
-
 def _new_position(subscription: Subscription, fields: Fields) -> int:
-    to = field_value(fields, "to")
-    if to not in _TARGETS:
-        raise ValidationError(_("Choose where to move the position: start, end or time."))
-    return _TARGETS[to](subscription.topic, fields)
+    topic = subscription.topic
+    match field_value(fields, "to"):
+        case "start":
+            return first_position(topic)
+        case "end":
+            return last_position(topic)
+        case "time":
+            return position_at(topic, parse_time(field_value(fields, "time")))
+    raise ValidationError(_("Choose where to move the position: start, end or time."))
 
 
 def _describe_move(subscription: Subscription, position: int, *, is_done: bool = False) -> str:
@@ -266,17 +264,17 @@ def _lock(subscription: Subscription) -> Subscription:
 
 ACTIONS: Final[Mapping[str, Action[Subscription]]] = {
     "reset": Action(
-        label=gettext_lazy("Reset the position"),
-        permissions=("psqlmessages.change_subscription",),
-        describe=_describe_reset,
-        run=_reset,
+        gettext_lazy("Reset the position"),
+        ("psqlmessages.change_subscription",),
+        _describe_reset,
+        _reset,
         is_destructive=True,
     ),
     "delete": Action(
-        label=gettext_lazy("Delete the subscription"),
-        permissions=("psqlmessages.delete_subscription",),
-        describe=_describe_deletion,
-        run=_delete,
+        gettext_lazy("Delete the subscription"),
+        ("psqlmessages.delete_subscription",),
+        _describe_deletion,
+        _delete,
         is_destructive=True,
     ),
 }

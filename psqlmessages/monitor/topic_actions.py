@@ -64,10 +64,7 @@ def _is_published(fields: Fields) -> bool:
 
 
 SEND: Final[Action[Topic]] = Action(
-    label=gettext_lazy("Send a test message"),
-    permissions=(SEND_TEST_MESSAGES,),
-    describe=_describe,
-    run=_send,
+    gettext_lazy("Send a test message"), (SEND_TEST_MESSAGES,), _describe, _send
 )
 
 
