@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from django.contrib.admin import FieldListFilter, ModelAdmin, SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
@@ -76,6 +77,9 @@ class NameFilter(FieldListFilter):
         """Return the rows whose name begins with the typed text; all rows if it is empty."""
         if not self._prefix:
             return queryset
+        if "\0" in self._prefix:
+            # PostgreSQL refuses it; Django then shows the whole list.
+            raise IncorrectLookupParameters
         return queryset.filter(**{f"{self.field_path}__startswith": self._prefix})
 
     @property
