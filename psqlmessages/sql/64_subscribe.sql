@@ -95,7 +95,6 @@ DECLARE
     v_subscription psqlmessages_subscription;
     v_topic bigint;
     v_position bigint;
-    v_error json;
     v_now timestamp with time zone;
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
@@ -105,10 +104,7 @@ BEGIN
     END IF;
     PERFORM messages._share_rules_lock();
     SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
-    v_error := messages._topic_error(session_user, ident, topic, 'R', false);
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
-    END IF;
+    PERFORM messages._raise(messages._topic_error(session_user, ident, topic, 'R', false));
     v_position := greatest(v_subscription.position, messages._watermark(v_topic));
     v_now := clock_timestamp();
     UPDATE psqlmessages_subscription AS s
@@ -146,17 +142,12 @@ CREATE OR REPLACE FUNCTION messages._check_subscribe(
 RETURNS void
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_error json;
 BEGIN
-    v_error := messages._topic_error_as(client_id, topic, 'R');
-    IF v_error IS NULL AND coalesce(timeout, 0) <= 0 THEN
-        v_error := messages._error(60, 'timeout');
-    ELSIF v_error IS NULL AND coalesce(max_rows, 0) <= 0 THEN
-        v_error := messages._error(60, 'max_rows');
-    END IF;
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
+    PERFORM messages._raise(messages._topic_error_as(client_id, topic, 'R'));
+    IF coalesce(timeout, 0) <= 0 THEN
+        PERFORM messages._raise(messages._error(60, 'timeout'));
+    ELSIF coalesce(max_rows, 0) <= 0 THEN
+        PERFORM messages._raise(messages._error(60, 'max_rows'));
     END IF;
 END
 $$;

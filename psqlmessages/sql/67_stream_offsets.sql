@@ -305,10 +305,7 @@ BEGIN
     WHERE s.ident = client_id AND s.topic = n.topic;
     PERFORM messages._rebuild_topics(v_started_topics);
     -- A rule may have been removed while this call waited for another connection of the node.
-    v_error := messages._stream_topics_error(client_id, topics);
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
-    END IF;
+    PERFORM messages._raise(messages._stream_topics_error(client_id, topics));
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Missed":[' || coalesce((

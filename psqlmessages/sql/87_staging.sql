@@ -249,10 +249,7 @@ BEGIN
     v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
     PERFORM messages._notify_subscribers(topic, v_topic.subscriber_channels);
     -- A rule may have been removed while this call waited for another connection.
-    v_error := messages._publish_error(client_id, topic);
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
-    END IF;
+    PERFORM messages._raise(messages._publish_error(client_id, topic));
     PERFORM messages._record_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
 END
