@@ -465,21 +465,20 @@ COMMENT ON FUNCTION messages._ident_and_dest_error IS
 CREATE OR REPLACE FUNCTION messages._topic_error_as(
     ident text,
     topic text,
-    mode text
+    mode text,
+    makes_topic boolean DEFAULT false
 )
 RETURNS json
-LANGUAGE plpgsql
+LANGUAGE sql
 AS $$
-BEGIN
-    RETURN coalesce(
+    SELECT coalesce(
         messages._ident_and_dest_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, mode, false)
-    );
-END
+        messages._topic_error(session_user, ident, topic, mode, makes_topic)
+    )
 $$;
 
 COMMENT ON FUNCTION messages._topic_error_as IS
-    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
+    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode, makes_topic: as in _topic_error. Inlined where it is called.';
 
 -- Audiences: the connected nodes that receive an event.
 

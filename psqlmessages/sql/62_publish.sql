@@ -409,8 +409,6 @@ CREATE OR REPLACE FUNCTION messages._publish_error(
 RETURNS json
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_error json;
 BEGIN
     IF length(ident) <= 100 AND length(topic) <= 100 AND ident <> '' AND topic <> ''
         AND right(ident, 1) <> '*' AND right(topic, 1) <> '*'
@@ -419,12 +417,8 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    v_error := coalesce(
-        messages._ident_and_dest_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, 'W', true)
-    );
-    -- v_error is null only if a rule was added after the first check.
-    RETURN coalesce(v_error, messages._error(2, 'Topic', topic));
+    -- The second check finds no error if a rule was added after the first one.
+    RETURN coalesce(messages._topic_error_as(ident, topic, 'W', true), messages._error(2, 'Topic', topic));
 END
 $$;
 
