@@ -153,13 +153,11 @@ BEGIN
            sum(pg_relation_size(messages._stream_partition(s.slot)))
     INTO v_next, v_other_bytes
     FROM generate_series(0, 3) AS s (slot) WHERE s.slot <> v_stream.slot;
-    IF v_next IS NOT NULL
-        AND pg_relation_size(messages._stream_partition(v_stream.slot)) > v_other_bytes * min_ratio
-        AND (v_stream.switched_at + min_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
-    THEN
-        RETURN v_next;
-    END IF;
-    RETURN NULL;
+    RETURN CASE
+        WHEN pg_relation_size(messages._stream_partition(v_stream.slot)) > v_other_bytes * min_ratio
+            AND (v_stream.switched_at + min_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
+        THEN v_next
+    END;
 END
 $$;
 

@@ -501,14 +501,11 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    IF idents IS NULL THEN
-        RETURN ARRAY(SELECT c.id FROM psqlmessages_client AS c);
-    END IF;
     RETURN ARRAY(
-        SELECT DISTINCT c.id
-        FROM psqlmessages_client AS c
-        CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
-        WHERE p.pattern = ANY (idents)
+        SELECT c.id FROM psqlmessages_client AS c
+        WHERE idents IS NULL OR EXISTS (
+            SELECT FROM unnest(messages._patterns(c.ident)) AS p (pattern) WHERE p.pattern = ANY (idents)
+        )
     );
 END
 $$;
