@@ -191,7 +191,7 @@ BEGIN
             -- The caller released the lock with pg_advisory_unlock, so for all other sessions this one has crashed.
             PERFORM messages._end_dead_session(v_session);
         END IF;
-        -- Lock the row, or a change of rules that ends the last node would delete the session. It has no row if it has ended.
+        -- Lock the row, or a change of rules that ends the last node would delete the session. Null if it has ended.
         SELECT s.id INTO v_session FROM psqlmessages_session AS s WHERE s.id = v_session FOR KEY SHARE;
     END IF;
     LOOP

@@ -233,13 +233,13 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_last bigint := pg_sequence_last_value('messages._stream_id');
-    v_distance bigint;
 BEGIN
-    SELECT max((v_last - p.last_id) & 4294967295) INTO v_distance
-    FROM messages._publishers(ARRAY[topic_id]) AS p
-    -- Ids a little higher than v_last belong to publishers that began after it was read.
-    WHERE (v_last - p.last_id) & 4294967295 < 2147483648;
-    RETURN v_last - coalesce(v_distance, 0);
+    RETURN v_last - coalesce((
+        SELECT max((v_last - p.last_id) & 4294967295)
+        FROM messages._publishers(ARRAY[topic_id]) AS p
+        -- Ids a little higher than v_last belong to publishers that began after it was read.
+        WHERE (v_last - p.last_id) & 4294967295 < 2147483648
+    ), 0);
 END
 $$;
 

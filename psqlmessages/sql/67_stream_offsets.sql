@@ -379,7 +379,6 @@ AS $$
 DECLARE
     v_can_read boolean;
     v_topic bigint;
-    v_up_to_id bigint := up_to_id;
 BEGIN
     PERFORM messages._require_read_committed('read_stream');
     PERFORM messages._log_command('read_stream', client_id, topic);
@@ -401,11 +400,9 @@ BEGIN
     -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
     -- truncates their partition.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    IF v_up_to_id IS NULL THEN
-        v_up_to_id := messages._watermark(v_topic);
-    END IF;
+    up_to_id := coalesce(up_to_id, messages._watermark(v_topic));
     RETURN QUERY SELECT * FROM messages._stored_rows(
-        v_topic, topic, coalesce(after_id, 0), v_up_to_id, max_rows, with_bodies
+        v_topic, topic, coalesce(after_id, 0), up_to_id, max_rows, with_bodies
     );
 END
 $$;
