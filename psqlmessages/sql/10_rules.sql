@@ -323,9 +323,7 @@ COMMENT ON FUNCTION messages._has_rule IS
     'Whether any rule allows this role to act as this node.';
 
 
-CREATE OR REPLACE FUNCTION messages._has_any_rule(
-    login text
-)
+CREATE OR REPLACE FUNCTION messages._has_any_rule()
 RETURNS boolean
 LANGUAGE plpgsql
 STABLE
@@ -335,12 +333,12 @@ SET jit = off
 AS $$
 BEGIN
     -- The common case first: in a new backend, planning the query below takes ten times as long.
-    IF EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = login) THEN
+    IF EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = session_user) THEN
         RETURN true;
     END IF;
     RETURN EXISTS (
         SELECT FROM pg_catalog.pg_roles AS r
-        WHERE pg_catalog.pg_has_role(login::name, r.oid, 'USAGE')
+        WHERE pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')
           AND (
               EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = r.rolname)
               OR r.oid = (
@@ -352,7 +350,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
-    'Whether a login role has a rule for any node; true for the owner of the tables and its members.';
+    'Whether this role has a rule for any node; true for the owner of the tables and its members.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_destinations(

@@ -219,8 +219,7 @@ BEGIN
     IF v_after IS NULL THEN
         RETURN messages._error(63, 'after', left(after::text, 100));
     END IF;
-    -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
-    -- truncates their partition.
+    -- Before the snapshot that reads messages, as in subscribe.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     v_watermarks := messages._watermarks(v_topics.ids);
     v_end_ids := messages._batch_end_ids(v_topics.ids, v_after, v_watermarks, max_rows);
@@ -397,8 +396,7 @@ BEGIN
     ELSIF v_topic IS NULL THEN
         RETURN;
     END IF;
-    -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
-    -- truncates their partition.
+    -- Before the snapshot that reads messages, as in subscribe.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     up_to_id := coalesce(up_to_id, messages._watermark(v_topic));
     RETURN QUERY SELECT * FROM messages._stored_rows(
