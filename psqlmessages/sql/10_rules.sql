@@ -170,18 +170,16 @@ COMMENT ON FUNCTION messages._lock_rules IS
 
 CREATE OR REPLACE FUNCTION messages._holds_rules_lock()
 RETURNS boolean
-LANGUAGE plpgsql
+LANGUAGE sql
 STABLE
 AS $$
-BEGIN
-    RETURN coalesce(
+    SELECT coalesce(
         current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false
-    );
-END
+    )
 $$;
 
 COMMENT ON FUNCTION messages._holds_rules_lock IS
-    'Whether this transaction holds the exclusive rules lock, so that no state changes at the same time. The caller can forge the setting: ask only in changes of rules, whose role is trusted.';
+    'Whether this transaction holds the exclusive rules lock, so that no state changes at the same time. The caller can forge the setting: ask only in changes of rules, whose role is trusted. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(
