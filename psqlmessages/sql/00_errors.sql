@@ -96,7 +96,7 @@ CREATE OR REPLACE FUNCTION messages._raise(
     error json
 )
 RETURNS void
-LANGUAGE plpgsql
+LANGUAGE plpgsql STRICT
 AS $$
 BEGIN
     RAISE EXCEPTION '%', error ->> 'Errstr'
@@ -105,7 +105,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._raise IS
-    'Raise an answer of _error as an exception: for functions that return rows, and to undo what the call has changed. SQLSTATE: PM and the error number.';
+    'Raise an answer of _error as an exception, unless it is null: for functions that return rows, and to undo what the call has changed. SQLSTATE: PM and the error number.';
 
 
 CREATE OR REPLACE FUNCTION messages._log_command(

@@ -170,18 +170,16 @@ COMMENT ON FUNCTION messages._lock_rules IS
 
 CREATE OR REPLACE FUNCTION messages._holds_rules_lock()
 RETURNS boolean
-LANGUAGE plpgsql
+LANGUAGE sql
 STABLE
 AS $$
-BEGIN
-    RETURN coalesce(
+    SELECT coalesce(
         current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false
-    );
-END
+    )
 $$;
 
 COMMENT ON FUNCTION messages._holds_rules_lock IS
-    'Whether this transaction holds the exclusive rules lock, so that no state changes at the same time. The caller can forge the setting: ask only in changes of rules, whose role is trusted.';
+    'Whether this transaction holds the exclusive rules lock, so that no state changes at the same time. The caller can forge the setting: ask only in changes of rules, whose role is trusted. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(
@@ -323,9 +321,7 @@ COMMENT ON FUNCTION messages._has_rule IS
     'Whether any rule allows this role to act as this node.';
 
 
-CREATE OR REPLACE FUNCTION messages._has_any_rule(
-    login text
-)
+CREATE OR REPLACE FUNCTION messages._has_any_rule()
 RETURNS boolean
 LANGUAGE plpgsql
 STABLE
@@ -335,12 +331,12 @@ SET jit = off
 AS $$
 BEGIN
     -- The common case first: in a new backend, planning the query below takes ten times as long.
-    IF EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = login) THEN
+    IF EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = session_user) THEN
         RETURN true;
     END IF;
     RETURN EXISTS (
         SELECT FROM pg_catalog.pg_roles AS r
-        WHERE pg_catalog.pg_has_role(login::name, r.oid, 'USAGE')
+        WHERE pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')
           AND (
               EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = r.rolname)
               OR r.oid = (
@@ -352,7 +348,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
-    'Whether a login role has a rule for any node; true for the owner of the tables and its members.';
+    'Whether this role has a rule for any node; true for the owner of the tables and its members.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_destinations(
@@ -465,21 +461,20 @@ COMMENT ON FUNCTION messages._ident_and_dest_error IS
 CREATE OR REPLACE FUNCTION messages._topic_error_as(
     ident text,
     topic text,
-    mode text
+    mode text,
+    makes_topic boolean DEFAULT false
 )
 RETURNS json
-LANGUAGE plpgsql
+LANGUAGE sql
 AS $$
-BEGIN
-    RETURN coalesce(
+    SELECT coalesce(
         messages._ident_and_dest_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, mode, false)
-    );
-END
+        messages._topic_error(session_user, ident, topic, mode, makes_topic)
+    )
 $$;
 
 COMMENT ON FUNCTION messages._topic_error_as IS
-    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
+    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode, makes_topic: as in _topic_error. Inlined where it is called.';
 
 -- Audiences: the connected nodes that receive an event.
 

@@ -190,14 +190,9 @@ BEGIN
         IF v_session NOT IN (SELECT messages._live_sessions()) THEN
             -- The caller released the lock with pg_advisory_unlock, so for all other sessions this one has crashed.
             PERFORM messages._end_dead_session(v_session);
-            v_session := NULL;
-        ELSE
-            -- Lock the row, or a change of rules that ends the last node would delete the session.
-            PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR KEY SHARE;
-            IF NOT FOUND THEN
-                v_session := NULL;
-            END IF;
         END IF;
+        -- Lock the row, or a change of rules that ends the last node would delete the session. Null if it has ended.
+        SELECT s.id INTO v_session FROM psqlmessages_session AS s WHERE s.id = v_session FOR KEY SHARE;
     END IF;
     LOOP
         SELECT c.id, c.session_id, s.role, s.pid

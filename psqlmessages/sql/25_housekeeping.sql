@@ -147,7 +147,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     -- Housekeeping locks rows until the transaction ends, so roles without any rule do not run it.
-    IF messages._has_any_rule(session_user) THEN
+    IF messages._has_any_rule() THEN
         -- The second of the last call in this session.
         PERFORM set_config(
             'messages.housekeeping_at', to_hex(date_part('epoch', clock_timestamp())::bigint), false
@@ -353,7 +353,7 @@ DECLARE
     v_events int := 0;
 BEGIN
     PERFORM messages._log_command('evaluate');
-    IF messages._has_any_rule(session_user) AND messages._has_work() THEN
+    IF messages._has_any_rule() AND messages._has_work() THEN
         BEGIN
             -- Only to count the events: the exception rolls the block back, which releases its locks.
             v_events := messages._maintain_sessions_and_rules();

@@ -130,7 +130,6 @@ DECLARE
     v_ident text;
     v_topic text;
     v_audience bigint[];
-    v_nodes text[];
 BEGIN
     PERFORM messages._log_command('audience');
     SELECT * INTO v_node FROM messages._acting_node();
@@ -154,13 +153,12 @@ BEGIN
     ELSE
         v_audience := messages._node_audience(v_ident, '{}');
     END IF;
-    v_nodes := ARRAY(
+    RETURN ('{"Err":"0","Nodes":' || to_json(ARRAY(
         SELECT c.ident FROM psqlmessages_client AS c
         WHERE c.session_id = v_node.session_id AND c.id = ANY (v_audience)
           AND (c.ident <> v_ident OR v_ident IS NULL)
         ORDER BY c.ident
-    );
-    RETURN ('{"Err":"0","Nodes":' || to_json(v_nodes) || '}')::json;
+    )) || '}')::json;
 END
 $$;
 

@@ -68,23 +68,6 @@ COMMENT ON FUNCTION messages.topic_unnotify IS
     'Deregister as a sender of a topic. Already: 1 if the node was not a sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
-CREATE OR REPLACE FUNCTION messages._topic_nodes_answer(
-    notifiers text[],
-    listeners text[]
-)
-RETURNS json
-LANGUAGE sql
-IMMUTABLE
-AS $$
-    SELECT (
-        '{"Err":"0","Notifiers":' || to_json(notifiers) || ',"Listeners":' || to_json(listeners) || '}'
-    )::json
-$$;
-
-COMMENT ON FUNCTION messages._topic_nodes_answer IS
-    'The JSON answer of topic_auth, topic_status and topic_status_as.';
-
-
 CREATE OR REPLACE FUNCTION messages.topic_auth(
     topic text
 )
@@ -100,13 +83,14 @@ BEGIN
     PERFORM messages._schedule_housekeeping();
     v_answer := messages._acting_node_topic_error(topic, '', false);
     IF v_answer IS NULL THEN
-        SELECT messages._topic_nodes_answer(
-            coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('W', 'RW')), '{}'),
-            coalesce(array_agg(DISTINCT a.ident::text) FILTER (WHERE a.mode IN ('R', 'RW')), '{}')
-        )
-        INTO v_answer
-        FROM psqlmessages_auth AS a
-        WHERE a.type = 'Topic' AND a.dest = ANY (messages._patterns(topic));
+        SELECT row_to_json(n) INTO v_answer
+        FROM (
+            SELECT '0' AS "Err",
+                   coalesce(array_agg(DISTINCT a.ident) FILTER (WHERE a.mode IN ('W', 'RW')), '{}') AS "Notifiers",
+                   coalesce(array_agg(DISTINCT a.ident) FILTER (WHERE a.mode IN ('R', 'RW')), '{}') AS "Listeners"
+            FROM psqlmessages_auth AS a
+            WHERE a.type = 'Topic' AND a.dest = ANY (messages._patterns(topic))
+        ) AS n;
     END IF;
     RETURN v_answer;
 END
@@ -123,14 +107,16 @@ RETURNS json
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT messages._topic_nodes_answer(
-        coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'notify'), '{}'),
-        coalesce(array_agg(c.ident::text ORDER BY c.ident) FILTER (WHERE m.kind = 'listen'), '{}')
-    )
-    FROM psqlmessages_topic AS t
-    JOIN psqlmessages_membership AS m ON m.topic_id = t.id
-    JOIN psqlmessages_client AS c ON c.id = m.client_id
-    WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions())
+    SELECT row_to_json(n)
+    FROM (
+        SELECT '0' AS "Err",
+               coalesce(array_agg(c.ident ORDER BY c.ident) FILTER (WHERE m.kind = 'notify'), '{}') AS "Notifiers",
+               coalesce(array_agg(c.ident ORDER BY c.ident) FILTER (WHERE m.kind = 'listen'), '{}') AS "Listeners"
+        FROM psqlmessages_topic AS t
+        JOIN psqlmessages_membership AS m ON m.topic_id = t.id
+        JOIN psqlmessages_client AS c ON c.id = m.client_id
+        WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions())
+    ) AS n
 $$;
 
 COMMENT ON FUNCTION messages._topic_status IS

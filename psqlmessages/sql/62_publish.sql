@@ -233,13 +233,13 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_last bigint := pg_sequence_last_value('messages._stream_id');
-    v_distance bigint;
 BEGIN
-    SELECT max((v_last - p.last_id) & 4294967295) INTO v_distance
-    FROM messages._publishers(ARRAY[topic_id]) AS p
-    -- Ids a little higher than v_last belong to publishers that began after it was read.
-    WHERE (v_last - p.last_id) & 4294967295 < 2147483648;
-    RETURN v_last - coalesce(v_distance, 0);
+    RETURN v_last - coalesce((
+        SELECT max((v_last - p.last_id) & 4294967295)
+        FROM messages._publishers(ARRAY[topic_id]) AS p
+        -- Ids a little higher than v_last belong to publishers that began after it was read.
+        WHERE (v_last - p.last_id) & 4294967295 < 2147483648
+    ), 0);
 END
 $$;
 
@@ -409,8 +409,6 @@ CREATE OR REPLACE FUNCTION messages._publish_error(
 RETURNS json
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_error json;
 BEGIN
     IF length(ident) <= 100 AND length(topic) <= 100 AND ident <> '' AND topic <> ''
         AND right(ident, 1) <> '*' AND right(topic, 1) <> '*'
@@ -419,12 +417,8 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    v_error := coalesce(
-        messages._ident_and_dest_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, 'W', true)
-    );
-    -- v_error is null only if a rule was added after the first check.
-    RETURN coalesce(v_error, messages._error(2, 'Topic', topic));
+    -- The second check finds no error if a rule was added after the first one.
+    RETURN coalesce(messages._topic_error_as(ident, topic, 'W', true), messages._error(2, 'Topic', topic));
 END
 $$;
 

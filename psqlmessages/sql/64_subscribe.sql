@@ -95,7 +95,6 @@ DECLARE
     v_subscription psqlmessages_subscription;
     v_topic bigint;
     v_position bigint;
-    v_error json;
     v_now timestamp with time zone;
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
@@ -105,10 +104,7 @@ BEGIN
     END IF;
     PERFORM messages._share_rules_lock();
     SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
-    v_error := messages._topic_error(session_user, ident, topic, 'R', false);
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
-    END IF;
+    PERFORM messages._raise(messages._topic_error(session_user, ident, topic, 'R', false));
     v_position := greatest(v_subscription.position, messages._watermark(v_topic));
     v_now := clock_timestamp();
     UPDATE psqlmessages_subscription AS s
@@ -135,8 +131,6 @@ COMMENT ON VIEW messages.stream_rows IS
     'The type of the rows that subscribe returns.';
 
 
--- Public functions of subscriptions.
-
 CREATE OR REPLACE FUNCTION messages._check_subscribe(
     client_id text,
     topic text,
@@ -146,17 +140,12 @@ CREATE OR REPLACE FUNCTION messages._check_subscribe(
 RETURNS void
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_error json;
 BEGIN
-    v_error := messages._topic_error_as(client_id, topic, 'R');
-    IF v_error IS NULL AND coalesce(timeout, 0) <= 0 THEN
-        v_error := messages._error(60, 'timeout');
-    ELSIF v_error IS NULL AND coalesce(max_rows, 0) <= 0 THEN
-        v_error := messages._error(60, 'max_rows');
-    END IF;
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
+    PERFORM messages._raise(messages._topic_error_as(client_id, topic, 'R'));
+    IF coalesce(timeout, 0) <= 0 THEN
+        PERFORM messages._raise(messages._error(60, 'timeout'));
+    ELSIF coalesce(max_rows, 0) <= 0 THEN
+        PERFORM messages._raise(messages._error(60, 'max_rows'));
     END IF;
 END
 $$;
@@ -297,7 +286,6 @@ DECLARE
     v_topic psqlmessages_topic;
     v_subscription psqlmessages_subscription;
     v_is_alive boolean;
-    v_backlog bigint := 0;
 BEGIN
     PERFORM messages._log_command('subscription', client_id, topic);
     v_error := messages._topic_error_as(client_id, topic, 'R');
@@ -313,22 +301,20 @@ BEGIN
         RETURN messages._error(61, client_id, topic);
     END IF;
     v_is_alive := messages._is_alive(v_subscription);
-    IF v_is_alive THEN
-        SELECT count(*) INTO v_backlog FROM psqlmessages_streammessage AS m
-        WHERE m.topic_id = v_topic.id AND m.id > v_subscription.position;
-    END IF;
     RETURN (
-        '{"Err":"0","Recovered":' || to_json(
-            CASE
-                WHEN v_is_alive THEN v_subscription.is_recovered
-                ELSE messages._has_read_all(v_topic.id, v_subscription)
-            END
-        )
-        || ',"Since":' || to_json(v_subscription.started_at)
-        || ',"Backlog":' || v_backlog
-        || ',"Expires":' || to_json(v_subscription.pinged_at + make_interval(secs => v_subscription.timeout))
-        || '}'
-    )::json;
+        SELECT row_to_json(s)
+        FROM (
+            SELECT '0' AS "Err",
+                   CASE
+                       WHEN v_is_alive THEN v_subscription.is_recovered
+                       ELSE messages._has_read_all(v_topic.id, v_subscription)
+                   END AS "Recovered",
+                   v_subscription.started_at AS "Since",
+                   (SELECT count(*) FROM psqlmessages_streammessage AS m
+                    WHERE v_is_alive AND m.topic_id = v_topic.id AND m.id > v_subscription.position) AS "Backlog",
+                   v_subscription.pinged_at + make_interval(secs => v_subscription.timeout) AS "Expires"
+        ) AS s
+    );
 END
 $$;
 
@@ -346,7 +332,6 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_answer json := messages.init(client_id);
-    v_topics text[];
 BEGIN
     IF v_answer ->> 'Err' <> '0' THEN
         RETURN v_answer;
@@ -360,15 +345,12 @@ BEGIN
           AND (SELECT t.can_read FROM messages._permissions(session_user, client_id, 'Topic', r.topic) AS t)
         FOR NO KEY UPDATE SKIP LOCKED
     );
-    v_topics := ARRAY(
-        SELECT s.topic::text FROM psqlmessages_subscription AS s
+    RETURN (left(v_answer::text, -1) || ',"Subscriptions":' || to_json(ARRAY(
+        SELECT s.topic FROM psqlmessages_subscription AS s
         WHERE s.ident = client_id AND messages._is_alive(s)
           AND (SELECT t.can_read FROM messages._permissions(session_user, client_id, 'Topic', s.topic) AS t)
         ORDER BY s.topic
-    );
-    RETURN (
-        left(v_answer::text, -1) || ',"Subscriptions":' || to_json(v_topics) || '}'
-    )::json;
+    )) || '}')::json;
 END
 $$;
 

@@ -153,13 +153,11 @@ BEGIN
            sum(pg_relation_size(messages._stream_partition(s.slot)))
     INTO v_next, v_other_bytes
     FROM generate_series(0, 3) AS s (slot) WHERE s.slot <> v_stream.slot;
-    IF v_next IS NOT NULL
-        AND pg_relation_size(messages._stream_partition(v_stream.slot)) > v_other_bytes * min_ratio
-        AND (v_stream.switched_at + min_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
-    THEN
-        RETURN v_next;
-    END IF;
-    RETURN NULL;
+    RETURN CASE
+        WHEN pg_relation_size(messages._stream_partition(v_stream.slot)) > v_other_bytes * min_ratio
+            AND (v_stream.switched_at + min_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
+        THEN v_next
+    END;
 END
 $$;
 
@@ -442,28 +440,6 @@ COMMENT ON FUNCTION messages._maintain_streams IS
     'Expire subscriptions, switch and empty partitions, and about every 10 seconds delete unused rows. Many sessions call this; it works at most once a second, in the session that gets the row lock. Returns the number of truncated partitions. Never waits for locks.';
 
 
-CREATE OR REPLACE FUNCTION messages._streams_have_garbage()
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN EXISTS (SELECT messages._unused_topics())
-        OR EXISTS (
-            SELECT FROM psqlmessages_subscription AS s
-            WHERE NOT s.is_alive AND s.pinged_at + make_interval(days => 30, secs => s.timeout) <= clock_timestamp()
-        )
-        OR EXISTS (
-            SELECT FROM messages._removed_topic AS g
-            WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = g.topic)
-        )
-        OR messages._has_expired_staged_rows();
-END
-$$;
-
-COMMENT ON FUNCTION messages._streams_have_garbage IS
-    'Whether _delete_unused_topics, _delete_dead_subscriptions or _delete_expired_staged_rows would remove anything.';
-
-
 CREATE OR REPLACE FUNCTION messages._streams_have_work()
 RETURNS boolean
 LANGUAGE plpgsql
@@ -495,11 +471,23 @@ BEGIN
             WHERE t.slot <> v_stream.slot AND pg_relation_size(messages._stream_partition(t.slot)) > 0
               AND (NOT messages._has_needed_rows(t.slot) OR messages._should_move_needed_rows(t.slot))
         )
-        -- Search for garbage only in the first check of each ten seconds.
-        OR floor(date_part('epoch', v_last_check) / 10) <> floor(date_part('epoch', v_now) / 10)
-            AND messages._streams_have_garbage()
     THEN
         RETURN true;
+    -- Search for unused rows, as _maintain_streams deletes them, only in the first check of each ten seconds.
+    ELSIF floor(date_part('epoch', v_last_check) / 10) <> floor(date_part('epoch', v_now) / 10) THEN
+        IF EXISTS (SELECT messages._unused_topics())
+            OR EXISTS (
+                SELECT FROM psqlmessages_subscription AS s
+                WHERE NOT s.is_alive AND s.pinged_at + make_interval(days => 30, secs => s.timeout) <= v_now
+            )
+            OR EXISTS (
+                SELECT FROM messages._removed_topic AS g
+                WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = g.topic)
+            )
+            OR messages._has_expired_staged_rows()
+        THEN
+            RETURN true;
+        END IF;
     END IF;
     PERFORM messages._store_check('messages._streams_checked', v_stream.maintained_at, v_now);
     RETURN false;

@@ -219,8 +219,7 @@ BEGIN
     IF v_after IS NULL THEN
         RETURN messages._error(63, 'after', left(after::text, 100));
     END IF;
-    -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
-    -- truncates their partition.
+    -- Before the snapshot that reads messages, as in subscribe.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     v_watermarks := messages._watermarks(v_topics.ids);
     v_end_ids := messages._batch_end_ids(v_topics.ids, v_after, v_watermarks, max_rows);
@@ -305,10 +304,7 @@ BEGIN
     WHERE s.ident = client_id AND s.topic = n.topic;
     PERFORM messages._rebuild_topics(v_started_topics);
     -- A rule may have been removed while this call waited for another connection of the node.
-    v_error := messages._stream_topics_error(client_id, topics);
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
-    END IF;
+    PERFORM messages._raise(messages._stream_topics_error(client_id, topics));
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Missed":[' || coalesce((
@@ -382,7 +378,6 @@ AS $$
 DECLARE
     v_can_read boolean;
     v_topic bigint;
-    v_up_to_id bigint := up_to_id;
 BEGIN
     PERFORM messages._require_read_committed('read_stream');
     PERFORM messages._log_command('read_stream', client_id, topic);
@@ -401,14 +396,11 @@ BEGIN
     ELSIF v_topic IS NULL THEN
         RETURN;
     END IF;
-    -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
-    -- truncates their partition.
+    -- Before the snapshot that reads messages, as in subscribe.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    IF v_up_to_id IS NULL THEN
-        v_up_to_id := messages._watermark(v_topic);
-    END IF;
+    up_to_id := coalesce(up_to_id, messages._watermark(v_topic));
     RETURN QUERY SELECT * FROM messages._stored_rows(
-        v_topic, topic, coalesce(after_id, 0), v_up_to_id, max_rows, with_bodies
+        v_topic, topic, coalesce(after_id, 0), up_to_id, max_rows, with_bodies
     );
 END
 $$;

@@ -272,7 +272,7 @@ DECLARE
     v_snapshot pg_snapshot;
     v_topic_names text[];
     v_idents text[];
-    v_are_created boolean := true;
+    v_are_created boolean;
     v_topics bigint[];
     v_nodes bigint[];
     v_locked_queues bigint[];
@@ -299,9 +299,7 @@ BEGIN
         JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = n.name
         WHERE r.id = ANY (v_rechecks)
     );
-    IF v_topic_names <> '{}' THEN
-        v_are_created := messages._try_create_topics(v_topic_names);
-    END IF;
+    v_are_created := v_topic_names = '{}' OR messages._try_create_topics(v_topic_names);
     v_topics := ARRAY(
         SELECT u.topic_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.topic_id IS NOT NULL
         UNION
@@ -439,7 +437,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_are_created boolean := true;
+    v_are_created boolean := topics IS NULL OR messages._try_create_topics(topics);
     v_channels jsonb;
     v_locked_queues bigint[];
     v_nodes bigint[];
@@ -447,9 +445,6 @@ DECLARE
     v_deadline timestamp with time zone;
     v_result record;
 BEGIN
-    IF topics IS NOT NULL THEN
-        v_are_created := messages._try_create_topics(topics);
-    END IF;
     IF EXISTS (SELECT FROM unnest(former_rules) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
         v_channels := (SELECT coalesce(jsonb_object_agg(q.name, q.channel), '{}') FROM psqlmessages_queue AS q);
         v_locked_queues := messages._replace_queue_channels();
@@ -501,14 +496,11 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    IF idents IS NULL THEN
-        RETURN ARRAY(SELECT c.id FROM psqlmessages_client AS c);
-    END IF;
     RETURN ARRAY(
-        SELECT DISTINCT c.id
-        FROM psqlmessages_client AS c
-        CROSS JOIN LATERAL unnest(messages._patterns(c.ident)) AS p (pattern)
-        WHERE p.pattern = ANY (idents)
+        SELECT c.id FROM psqlmessages_client AS c
+        WHERE idents IS NULL OR EXISTS (
+            SELECT FROM unnest(messages._patterns(c.ident)) AS p (pattern) WHERE p.pattern = ANY (idents)
+        )
     );
 END
 $$;

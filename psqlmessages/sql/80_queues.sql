@@ -102,17 +102,12 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_error json := messages._ident_and_dest_error(ident, queue);
-    v_rights record;
 BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF right(queue, 1) = '*' THEN
         RETURN messages._error(62, queue);
-    END IF;
-    SELECT * INTO v_rights FROM messages._permissions(session_user, ident, 'Queue', queue);
-    IF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read
-        OR mode = 'A' AND NOT v_rights.can_administer
-    THEN
+    ELSIF mode <> '' AND messages._may_use_queue(ident, queue, mode) IS FALSE THEN
         RETURN messages._error(3, mode, 'Queue', queue);
     END IF;
     -- No rule matches, or one was added after the first check.

@@ -5,20 +5,16 @@ CREATE OR REPLACE FUNCTION messages._available_at(
     delay float8
 )
 RETURNS timestamp with time zone
-LANGUAGE plpgsql
+LANGUAGE sql
 AS $$
-BEGIN
-    IF mature IS NULL THEN
-        RETURN clock_timestamp() + messages._to_interval(coalesce(delay, 0));
-    ELSIF mature BETWEEN '1970-01-01' AND '9000-01-01' THEN
-        RETURN mature;
-    END IF;
-    RETURN NULL;
-END
+    SELECT CASE
+        WHEN mature IS NULL THEN clock_timestamp() + messages._to_interval(coalesce(delay, 0))
+        WHEN mature BETWEEN '1970-01-01' AND '9000-01-01' THEN mature
+    END
 $$;
 
 COMMENT ON FUNCTION messages._available_at IS
-    'When an element becomes available: at mature, or delay seconds from now. Null if the delay is invalid, or clients could not read the time.';
+    'When an element becomes available: at mature, or delay seconds from now. Null if the delay is invalid, or clients could not read the time. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._element_error(

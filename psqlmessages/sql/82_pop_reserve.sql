@@ -88,8 +88,6 @@ CREATE OR REPLACE FUNCTION messages._validated_queue(
 RETURNS psqlmessages_queue
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_queue psqlmessages_queue;
 BEGIN
     IF messages._may_use_queue(client_id, queue, 'R') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'R'));
@@ -100,8 +98,7 @@ BEGIN
     ELSIF duration <= 0 OR duration IS NULL OR messages._to_interval(duration) IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'duration'));
     END IF;
-    SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
-    RETURN v_queue;
+    RETURN (SELECT q FROM psqlmessages_queue AS q WHERE q.name = queue);
 END
 $$;
 

@@ -4,22 +4,16 @@ CREATE OR REPLACE FUNCTION messages._lease_format_error(
     leases text[]
 )
 RETURNS json
-LANGUAGE plpgsql
+LANGUAGE sql
 AS $$
-DECLARE
-    v_lease text;
-BEGIN
-    FOREACH v_lease IN ARRAY coalesce(leases, '{}') LOOP
-        IF v_lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR v_lease IS NULL THEN
-            RETURN messages._error(63, 'lease', left(coalesce(v_lease, ''), 100));
-        END IF;
-    END LOOP;
-    RETURN NULL;
-END
+    SELECT messages._error(63, 'lease', left(coalesce(l.lease, ''), 100))
+    FROM unnest(leases) AS l (lease)
+    WHERE l.lease !~ '^[0-9]{1,18}[.][0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR l.lease IS NULL
+    LIMIT 1
 $$;
 
 COMMENT ON FUNCTION messages._lease_format_error IS
-    'Error 63 if a lease is malformed, or null.';
+    'Error 63 of the first malformed lease, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._parse_leases(

@@ -421,7 +421,6 @@ AS $$
 DECLARE
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
-    v_sizes record;
 BEGIN
     PERFORM messages._log_command('sizes', client_id, queue);
     IF messages._may_use_queue(client_id, queue, '') IS NOT TRUE THEN
@@ -431,20 +430,19 @@ BEGIN
     IF NOT FOUND THEN
         RETURN messages._error(62, queue);
     END IF;
-    SELECT count(*) AS total,
-           count(*) FILTER (WHERE e.available_at <= v_now) AS available,
-           count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NULL) AS scheduled,
-           count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NOT NULL) AS reserved,
-           min(e.available_at) FILTER (WHERE e.available_at > v_now) AS next
-    INTO v_sizes
-    FROM psqlmessages_element AS e
-    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._get_scan_start(v_queue.id));
     RETURN (
-        '{"Err":"0","Total":' || v_sizes.total || ',"Available":' || v_sizes.available
-        || ',"Scheduled":' || v_sizes.scheduled || ',"Reserved":' || v_sizes.reserved
-        || ',"Next":' || coalesce(to_json(v_sizes.next)::text, 'null')
-        || ',"Paused":' || v_queue.is_paused || '}'
-    )::json;
+        SELECT row_to_json(s)
+        FROM (
+            SELECT '0' AS "Err", count(*) AS "Total",
+                   count(*) FILTER (WHERE e.available_at <= v_now) AS "Available",
+                   count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NULL) AS "Scheduled",
+                   count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NOT NULL) AS "Reserved",
+                   min(e.available_at) FILTER (WHERE e.available_at > v_now) AS "Next",
+                   v_queue.is_paused AS "Paused"
+            FROM psqlmessages_element AS e
+            WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._get_scan_start(v_queue.id))
+        ) AS s
+    );
 END
 $$;
 

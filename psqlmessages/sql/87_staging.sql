@@ -209,15 +209,13 @@ AS $$
 DECLARE
     v_error json := messages._publish_error(client_id, topic);
     v_topic record;
-    v_stagings uuid[];
+    v_stagings uuid[] := messages._deduplicate(stagings);
     v_rows bigint;
-    v_id bigint;
 BEGIN
     PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
     IF v_error IS NOT NULL OR query IS NULL THEN
         RETURN coalesce(v_error, '{"Err":"0","Rows":0}');
     END IF;
-    v_stagings := messages._deduplicate(stagings);
     v_error := messages._begin_batch(query, batch, v_stagings, row_count);
     IF v_error IS NULL AND NOT messages._ensure_topic(client_id, topic) THEN
         -- The last rule was removed at this moment.
@@ -246,15 +244,14 @@ BEGIN
         -- Staged rows were removed or added since _begin_batch.
         PERFORM messages._raise(messages._error(64, v_rows::text, row_count::text));
     END IF;
-    v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
     PERFORM messages._notify_subscribers(topic, v_topic.subscriber_channels);
     -- A rule may have been removed while this call waited for another connection.
-    v_error := messages._publish_error(client_id, topic);
-    IF v_error IS NOT NULL THEN
-        PERFORM messages._raise(v_error);
-    END IF;
+    PERFORM messages._raise(messages._publish_error(client_id, topic));
     PERFORM messages._record_batch(query, batch, v_stagings);
-    RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
+    RETURN (
+        '{"Err":"0","Id":' || CASE WHEN v_rows > 0 THEN currval('messages._stream_id')::text ELSE 'null' END
+        || ',"Rows":' || row_count || '}'
+    )::json;
 END
 $$;
 
@@ -308,7 +305,7 @@ DECLARE
     v_now timestamp with time zone;
     v_error json;
     v_queue psqlmessages_queue;
-    v_stagings uuid[];
+    v_stagings uuid[] := messages._deduplicate(stagings);
     v_staged bigint;
     v_rows bigint;
 BEGIN
@@ -318,7 +315,6 @@ BEGIN
     ELSIF query IS NULL THEN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
-    v_stagings := messages._deduplicate(stagings);
     v_error := messages._begin_batch(query, batch, v_stagings, row_count);
     IF v_error IS NOT NULL THEN
         RETURN v_error;

@@ -50,7 +50,7 @@ BY_HAND = (
     ("_begin_publishing", "WHILE NOT (", "WHILE false AND NOT ("),
     ("_commits_immediately", "strpos(context, E'\\n') = 0", "true"),
     ("_commits_immediately", "(v_query IS NULL", "(true"),
-    ("read_stream", "messages._watermark(v_topic);", "9223372036854775807;"),
+    ("read_stream", "messages._watermark(v_topic))", "9223372036854775807)"),
     ("_lock_elements", "            FOR UPDATE\n", "            FOR UPDATE SKIP LOCKED\n"),
 )
 
