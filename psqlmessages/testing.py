@@ -238,7 +238,7 @@ def _allow(
     type_: str, ident: str | None, dest: str, mode: str, role: str | None, using: str | None
 ) -> Auth:
     if role is None:
-        ((role,),) = fetch("SELECT session_user", None, using)
+        ((role,),) = fetch("SELECT session_user", (), using)
     rule, _ = Auth.objects.using(resolve_alias(using)).update_or_create(
         role=role,
         ident=own_ident(ident),

@@ -160,6 +160,7 @@ def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Acti
         yield partial(message.reply, answer)
     except (MessagesError, *NOTHING_SENT) as error:
         on_failed(message, error)
+        # Does nothing after a MessagesError: then the message counts as answered.
         yield from send_error(message, _UNSENDABLE, on_failed)
 
 

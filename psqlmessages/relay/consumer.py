@@ -62,8 +62,7 @@ class NodeConsumer(Socket):
             return error_answer(50, "call messages.init first")
         if request.op in JOIN_CALLS:
             limit = get_settings().RELAY_TOPICS
-            topics = get_hub().joined_topics(self.ident, request.op)
-            if arguments["topic"] not in topics and len(topics) >= limit:
+            if not get_hub().may_join(self.ident, request.op, arguments["topic"], limit):
                 return error_answer(58, f"more than {limit} topics")
         return await get_hub().run(self.ident, self, request.op, *arguments.values())
 

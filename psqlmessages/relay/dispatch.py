@@ -141,10 +141,12 @@ class NodeRegistry:
         elif function in JOIN_BY_LEAVE:
             self._leave(entry, JOIN_BY_LEAVE[function], topic)
 
-    def joined_topics(self, ident: str, function: str) -> set[str]:
-        """Return the topics that a node has joined by a function; none if it has no entry."""
+    def may_join(self, ident: str, function: str, topic: str, limit: int) -> bool:
+        """Whether a node has joined this topic, or fewer than ``limit`` topics, by a function."""
         entry = self._entries.get(ident)
-        return {topic for join, topic in entry.joined if join == function} if entry else set()
+        if entry is None or len(entry.joined) < limit or (function, topic) in entry.joined:
+            return True
+        return [join for join, _ in entry.joined].count(function) < limit
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages; some may occur more than once."""

@@ -149,9 +149,9 @@ class Hub:
             self._disconnect_when_idle()
         return answer
 
-    def joined_topics(self, ident: str, function: str) -> set[str]:
-        """Return the topics that a node has joined by a function, such as "topic_listen"."""
-        return self._registry.joined_topics(ident, function)
+    def may_join(self, ident: str, function: str, topic: str, limit: int) -> bool:
+        """Whether a node has joined this topic, or fewer than ``limit`` topics, by a function."""
+        return self._registry.may_join(ident, function, topic, limit)
 
     async def run(
         self, ident: str, receiver: Receiver, function: str, *arguments: str | None
