@@ -347,7 +347,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._has_any_rule IS
+COMMENT ON FUNCTION messages._has_any_rule() IS
     'Whether this role has a rule for any node; true for the owner of the tables and its members.';
 
 
@@ -473,7 +473,7 @@ AS $$
     )
 $$;
 
-COMMENT ON FUNCTION messages._topic_error_as IS
+COMMENT ON FUNCTION messages._topic_error_as(text, text, text, boolean) IS
     'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode, makes_topic: as in _topic_error. Inlined where it is called.';
 
 -- Audiences: the connected nodes that receive an event.

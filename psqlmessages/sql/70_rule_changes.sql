@@ -299,7 +299,7 @@ BEGIN
         JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = n.name
         WHERE r.id = ANY (v_rechecks)
     );
-    v_are_created := v_topic_names = '{}' OR messages._try_create_topics(v_topic_names);
+    v_are_created := CASE WHEN v_topic_names = '{}' THEN true ELSE messages._try_create_topics(v_topic_names) END;
     v_topics := ARRAY(
         SELECT u.topic_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.topic_id IS NOT NULL
         UNION
@@ -437,7 +437,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_are_created boolean := topics IS NULL OR messages._try_create_topics(topics);
+    v_are_created boolean := CASE WHEN topics IS NULL THEN true ELSE messages._try_create_topics(topics) END;
     v_channels jsonb;
     v_locked_queues bigint[];
     v_nodes bigint[];

@@ -209,13 +209,14 @@ AS $$
 DECLARE
     v_error json := messages._publish_error(client_id, topic);
     v_topic record;
-    v_stagings uuid[] := messages._deduplicate(stagings);
+    v_stagings uuid[];
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('publish_staged', client_id, topic, query, batch::text);
     IF v_error IS NOT NULL OR query IS NULL THEN
         RETURN coalesce(v_error, '{"Err":"0","Rows":0}');
     END IF;
+    v_stagings := messages._deduplicate(stagings);
     v_error := messages._begin_batch(query, batch, v_stagings, row_count);
     IF v_error IS NULL AND NOT messages._ensure_topic(client_id, topic) THEN
         -- The last rule was removed at this moment.
@@ -305,7 +306,7 @@ DECLARE
     v_now timestamp with time zone;
     v_error json;
     v_queue psqlmessages_queue;
-    v_stagings uuid[] := messages._deduplicate(stagings);
+    v_stagings uuid[];
     v_staged bigint;
     v_rows bigint;
 BEGIN
@@ -315,6 +316,7 @@ BEGIN
     ELSIF query IS NULL THEN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
+    v_stagings := messages._deduplicate(stagings);
     v_error := messages._begin_batch(query, batch, v_stagings, row_count);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
