@@ -35,7 +35,11 @@ def run_program(program: str, *arguments: str) -> Findings | None:
 
 
 def run_full(programs: list[str], rounds: int) -> int:
-    """Measure and write the results; return 1 if a program failed."""
+    """Measure and write the results; print rows that are slower than expected.
+
+    Returns 1 if a program failed.
+    """
+    expected_ratios = expected.load()
     failed = []
     for program in programs:
         findings = run_program(program, "--rounds", str(rounds))
@@ -43,6 +47,9 @@ def run_full(programs: list[str], rounds: int) -> int:
             failed.append(program)
         else:
             stored_results.store(program, findings, rounds)
+            known = [row for row in findings.rows if row.key in expected_ratios]
+            for error in expected.find_regressions(known, expected_ratios):
+                print(f"slower than expected: {error}", file=sys.stderr)
     write_documents()
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -168,15 +168,13 @@ class Bench:
         """Yield a row for each peer, and one for four processes."""
         ours, parallel = comparison.ours, comparison.parallel
         sides = [ours, *(peer.side for peer in comparison.peers)]
-        rates = self.measure_rates(sides if self.options.is_quick else [*sides, parallel])
+        rates = self.measure_rates([*sides, parallel])
         for peer in comparison.peers:
             yield Row.of(
                 f"concurrency: {comparison.key} to {peer.side.name}", ours.name, peer.side.name,
                 comparison.unit, rates[ours.name], rates[peer.side.name], goal=peer.goal,
                 note=peer.note,
             )  # fmt: skip
-        if self.options.is_quick:
-            return
         yield Row.of(
             f"concurrency: {comparison.key}, {PROCESSES} processes", parallel.name,
             f"1 process with {TASKS} tasks", comparison.unit, rates[parallel.name],
@@ -232,14 +230,15 @@ class Sides:
             peers.append(Peer(side, 1.5))
         return Comparison("sends", "messages/s", one, peers, four)
 
-    def publishes(self, *, has_lazy: bool) -> Comparison:
+    def publishes(self) -> Comparison:
         """Compare durable publishing with JetStream."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(clients.SUBSCRIBE)
         one, four = self.ours("publish", clients.publish)
-        opens = [partial(self._jetstream, "JetStream, sync_interval: always", 5, syncs_always=True)]
-        if has_lazy:
-            opens.append(partial(self._jetstream, "JetStream, lazy", 1, syncs_always=False))
+        opens = (
+            partial(self._jetstream, "JetStream, sync_interval: always", 5, syncs_always=True),
+            partial(self._jetstream, "JetStream, lazy", 1, syncs_always=False),
+        )
         return Comparison("publish", "messages/s", one, self.try_peers(*opens), four)
 
     def _jetstream(self, name: str, goal: float, *, syncs_always: bool) -> Peer:
@@ -261,11 +260,11 @@ class Sides:
         )
         return Peer(Side("PgQueuer", clients.pgqueuer, self.dsn), 3, note)
 
-    def calls(self, nats_port: int, *, is_quick: bool) -> Comparison:
+    def calls(self, nats_port: int) -> Comparison:
         """Compare calls with NATS. Our sides have a database each, so calls wake no idle node."""
         answer = call_sides.answer_with_async_node
         addresses = []
-        for processes in (1,) if is_quick else (1, PROCESSES):
+        for processes in (1, PROCESSES):
             dsn = create_database(self.server, f"calls{processes}")
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(clients.SETUP)
@@ -312,7 +311,7 @@ def start_nats(stack: ExitStack, findings: Findings) -> int:
 
 
 def measure(options: Options) -> Findings:
-    """Measure all rows; in a quick run, one process with fewer peers."""
+    """Measure all rows; in a quick run, fewer and shorter rounds."""
     findings = Findings()
     if options.is_quick:
         options = Options(min(options.rounds, QUICK_ROUNDS), is_quick=True)
@@ -321,17 +320,16 @@ def measure(options: Options) -> Findings:
         sides = Sides(server, stack, findings)
         # Copy the database before adding rules, because each copy adds its own.
         nats_port = start_nats(stack, findings)
-        redis_port = 0 if options.is_quick else start_redis(stack, findings)
-        calls = sides.calls(nats_port, is_quick=options.is_quick)
+        redis_port = start_redis(stack, findings)
+        calls = sides.calls(nats_port)
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(clients.SETUP)
         receiver = stack.enter_context(run_receiver(Addresses(sides.dsn, redis_port, nats_port)))
-        processes = 1 if options.is_quick else PROCESSES
-        pipes = [stack.enter_context(process_of_tasks()) for _ in range(processes)]
+        pipes = [stack.enter_context(process_of_tasks()) for _ in range(PROCESSES)]
         bench = Bench(pipes, receiver, options)
         comparisons = (
             sides.sends(redis_port, nats_port),
-            sides.publishes(has_lazy=not options.is_quick),
+            sides.publishes(),
             sides.queues(),
             calls,
         )
