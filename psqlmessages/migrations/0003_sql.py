@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="9373b7cad0c20d12"),
+        InstallSQL("0.1", digest="0aaaafdd72aee0aa"),
         # The scripts create these tables, because Django cannot partition them.
         migrations.SeparateDatabaseAndState(
             state_operations=[

@@ -28,12 +28,13 @@ $$;
 
 -- maintained_at: the last housekeeping of queues that wrote. counted_id: the last id in psqlmessages_queuecount when
 -- housekeeping summed up the counts. is_clock_back: whether elements may still wait for times that were set before the
--- clock was set back.
+-- clock was set back. pending_writers: the transactions that were writing elements when housekeeping noticed that.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
     counted_id bigint NOT NULL DEFAULT 0,
     is_clock_back boolean NOT NULL DEFAULT false,
+    pending_writers text[] NOT NULL DEFAULT '{}',
     CONSTRAINT queues_has_one_row CHECK (id)
 );
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
@@ -284,6 +285,24 @@ COMMENT ON FUNCTION messages._get_scan_start IS
     'The time from which to search for elements of a queue: none becomes available before it.';
 
 
+CREATE OR REPLACE FUNCTION messages._element_writers()
+RETURNS text[]
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN ARRAY(
+        SELECT l.virtualtransaction FROM pg_catalog.pg_locks AS l
+        WHERE l.locktype = 'relation' AND l.relation = 'psqlmessages_element'::regclass AND l.mode = 'RowExclusiveLock'
+          AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._element_writers IS
+    'The other open transactions that write elements. Any other one begins later: it reads the clock only from now on.';
+
+
 CREATE OR REPLACE FUNCTION messages._advance_scan_start(
     queue_id bigint
 )
@@ -300,12 +319,7 @@ DECLARE
     v_version bigint := nextval('messages._scan_version');
     v_next_version bigint := nextval('messages._scan_version');
     v_now timestamp with time zone := clock_timestamp();
-    v_writers text[] := ARRAY(
-        SELECT l.virtualtransaction FROM pg_catalog.pg_locks AS l
-        WHERE l.locktype = 'relation' AND l.relation = 'psqlmessages_element'::regclass AND l.mode = 'RowExclusiveLock'
-          AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
-          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
-    );
+    v_writers text[] := messages._element_writers();
     v_current record;
     v_next_at timestamp with time zone := v_now;
     -- The new start is at most this; null if it cannot advance yet.

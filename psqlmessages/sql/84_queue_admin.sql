@@ -666,23 +666,31 @@ AS $$
 DECLARE
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
-    v_is_clock_back boolean;
+    v_queues record;
+    v_writers text[] := '{}';
     v_last_id bigint;
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was set back.
-    SELECT q.is_clock_back OR messages._last_checked_at('messages._queues_checked', q.maintained_at) > clock_timestamp()
-    INTO v_is_clock_back FROM messages._queues AS q
+    SELECT q.is_clock_back, q.pending_writers,
+           messages._last_checked_at('messages._queues_checked', q.maintained_at) > clock_timestamp() AS was_set_back
+    INTO v_queues FROM messages._queues AS q
     WHERE q.maintained_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    IF v_is_clock_back THEN
-        v_is_clock_back := messages._restart_waits();
+    IF v_queues.is_clock_back OR v_queues.was_set_back THEN
+        -- Before _restart_waits, which sees what all other writers have stored by the former clock.
+        v_writers := messages._element_writers();
+        IF NOT v_queues.was_set_back THEN
+            v_writers := ARRAY(SELECT unnest(v_writers) INTERSECT SELECT unnest(v_queues.pending_writers));
+        END IF;
+        v_queues.is_clock_back := messages._restart_waits() OR v_writers <> '{}';
     END IF;
     -- Store the time that was compared: the clock may change at any moment.
-    UPDATE messages._queues SET maintained_at = v_now, is_clock_back = v_is_clock_back;
+    UPDATE messages._queues
+    SET maintained_at = v_now, is_clock_back = v_queues.is_clock_back, pending_writers = v_writers;
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())

@@ -43,8 +43,9 @@ def update_page(new: list[dict[str, Any]], *, is_complete: bool) -> None:
 
 
 def main() -> int:
-    """Run the tests, then update the page. If a test fails, only print where the counts are.
+    """Run the tests and write their counts into the page.
 
+    If a test fails, leave the page unchanged and print the name of the file with the counts.
     A run of some tests, or one that skips a test, is not complete.
     """
     counts = Path(tempfile.mkdtemp(), "counts.jsonl")

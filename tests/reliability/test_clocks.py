@@ -341,17 +341,23 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
     wrong.owner.connection.execute("UPDATE psqlmessages_queue SET key_timeout = 1")
     first = push(writer, "once", key="k")
     writer.ok("evaluate")
+    # This push is committed only after housekeeping has noticed that the clock was set back.
+    pending = wrong.program("user1")
+    pending.connection.execute("BEGIN")
+    push(pending, "pending")
     clock.set(NONE)
     began = monotonic()
     # Each call runs housekeeping.
     until(lambda: reader.ok("evaluate") and len(wrong.owner.query(CAN_BE_TAKEN) or []) == 5)
     waited = monotonic() - began
     assert wrong.owner.query(CAN_BE_TAKEN) == ["delayed", "failed", "leased", "once", "renewed"]
+    pending.connection.execute("COMMIT")
+    until(lambda: reader.ok("evaluate") and "pending" in wrong.owner.query(CAN_BE_TAKEN))
     assert waited < SOON_SECONDS
     wrong.wait_for(IS_OVER)
     assert push(writer, "twice", key="k") != first
     report(
-        FAULT, "the server's clock, set back by a day: leases and delays of 1 s", elements=5,
+        FAULT, "the server's clock, set back by a day: leases and delays of 1 s", elements=6,
         all_available_after_seconds=waited,
     )  # fmt: skip
 

@@ -132,6 +132,12 @@ BEGIN
             UNION ALL
             SELECT 3, format('ALTER TABLE %s RENAME TO %I', n.relation, '_' || n.new)
             FROM relations AS n WHERE n.relation IS NOT NULL
+            UNION ALL
+            SELECT 4, 'ALTER TABLE messages._queues ADD COLUMN pending_writers text[] NOT NULL DEFAULT ''{}'''
+            FROM pg_catalog.pg_class AS c
+            WHERE c.oid = to_regclass('messages._queues') AND NOT EXISTS (
+                SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = 'pending_writers'
+            )
         ) AS s
         ORDER BY s.turn
     LOOP
