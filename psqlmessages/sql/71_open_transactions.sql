@@ -35,8 +35,12 @@ AS $$
     FROM holders AS h
     LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = h.pid
     LEFT JOIN pg_catalog.pg_prepared_xacts AS p
-        -- The locks of a prepared transaction have no pid, and this virtual transaction id.
-        ON h.pid IS NULL AND h.virtualtransaction = '-1/' || p.transaction::text
+        -- The locks of a prepared transaction have no pid. One of them is on its transaction id.
+        ON h.pid IS NULL AND EXISTS (
+            SELECT FROM pg_catalog.pg_locks AS x
+            WHERE x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL
+              AND x.virtualtransaction = h.virtualtransaction
+        )
     ORDER BY coalesce(a.xact_start, p.prepared), h.pid
 $$;
 

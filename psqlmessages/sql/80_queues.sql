@@ -28,7 +28,8 @@ $$;
 
 -- maintained_at: the last housekeeping of queues that wrote. counted_id: the last id in psqlmessages_queuecount when
 -- housekeeping summed up the counts. is_clock_back: whether elements may still wait for times that were set before the
--- clock was set back. pending_writers: the transactions that were writing elements when housekeeping noticed that.
+-- clock was set back. pending_writers: the transactions that were writing elements when housekeeping noticed that the
+-- clock was set back, and that have not ended.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
@@ -300,7 +301,24 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._element_writers IS
-    'The other open transactions that write elements. Any other one begins later: it reads the clock only from now on.';
+    'Virtual ids of the other transactions that hold a write lock on psqlmessages_element. Any other has ended, or will lock the table, and then read the clock, later.';
+
+
+CREATE OR REPLACE FUNCTION messages._remaining_writers(
+    writers text[],
+    earlier text[]
+)
+RETURNS text[]
+LANGUAGE sql
+IMMUTABLE
+AS $$
+    SELECT ARRAY(
+        SELECT w.id FROM unnest(writers) AS w (id) WHERE w.id = ANY (earlier) OR earlier <> '{}' AND w.id ^@ '-1/'
+    )
+$$;
+
+COMMENT ON FUNCTION messages._remaining_writers IS
+    'The writers that were already there earlier. A prepared transaction has another virtual id after a restart of the server. It begins with -1/ and may be any of the earlier ones.';
 
 
 CREATE OR REPLACE FUNCTION messages._advance_scan_start(
@@ -320,6 +338,7 @@ DECLARE
     v_next_version bigint := nextval('messages._scan_version');
     v_now timestamp with time zone := clock_timestamp();
     v_writers text[] := messages._element_writers();
+    v_remaining text[];
     v_current record;
     v_next_at timestamp with time zone := v_now;
     -- The new start is at most this; null if it cannot advance yet.
@@ -344,13 +363,14 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    v_remaining := messages._remaining_writers(v_writers, v_current.pending_writers);
     IF v_writers = '{}' THEN
         -- No other transaction is writing elements, so all with an earlier time are visible.
         v_limit := v_now;
     ELSIF v_current.version IS NULL THEN
         -- This is the first row of the queue. Its pending start is valid when these writers have ended.
         v_limit := '-infinity';
-    ELSIF NOT v_current.pending_writers && v_writers THEN
+    ELSIF v_remaining = '{}' THEN
         -- The writers of the pending start have ended, so it is valid.
         v_limit := v_current.pending_at;
         v_version := v_current.pending_version;
@@ -359,7 +379,7 @@ BEGIN
         v_version := v_current.version;
         v_next_at := v_current.pending_at;
         v_next_version := v_current.pending_version;
-        v_writers := ARRAY(SELECT unnest(v_writers) INTERSECT SELECT unnest(v_current.pending_writers));
+        v_writers := v_remaining;
     END IF;
     IF v_limit IS NOT NULL THEN
         SELECT e.available_at INTO v_first FROM psqlmessages_element AS e

@@ -33,8 +33,9 @@ DECLARE
     v_queue_id bigint := (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue);
     v_ids bigint[] := messages._lock_unreserved_elements(v_queue_id, ids);
 BEGIN
-    DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids);
+    -- Not with an empty array: PostgreSQL may then read the whole index element_reserved.
     IF v_ids <> '{}' THEN
+        DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids);
         PERFORM messages._add_queue_counts(v_queue_id, removes => cardinality(v_ids));
     END IF;
     RETURN cardinality(v_ids);
@@ -104,20 +105,23 @@ SET jit = off
 AS $$
 DECLARE
     v_ids bigint[] := messages._lock_unreserved_elements(source.id, ids);
-    v_now timestamp with time zone := clock_timestamp();
+    v_now timestamp with time zone;
 BEGIN
-    UPDATE psqlmessages_element AS e
-    SET queue_id = destination.id, lease = NULL, tries = 0, wait_began_at = v_now,
-        mature_at = CASE WHEN keeps_delays THEN greatest(e.mature_at, v_now) ELSE v_now END,
-        available_at = CASE WHEN keeps_delays THEN greatest(e.available_at, v_now) ELSE v_now END,
-        headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[],
-        -- An exchange reads its source only, so a dead letter keeps its marks only on its way back.
-        delivered = CASE
-            WHEN destination.dead_letter_queue = source.name AND e.headers ->> 'x-dl-from-queue' = destination.name
-            THEN e.delivered
-        END
-    WHERE e.id = ANY (v_ids);
     IF v_ids <> '{}' THEN
+        -- Lock before reading the time: _advance_scan_start must see this writer.
+        LOCK TABLE psqlmessages_element IN ROW EXCLUSIVE MODE;
+        v_now := clock_timestamp();
+        UPDATE psqlmessages_element AS e
+        SET queue_id = destination.id, lease = NULL, tries = 0, wait_began_at = v_now,
+            mature_at = CASE WHEN keeps_delays THEN greatest(e.mature_at, v_now) ELSE v_now END,
+            available_at = CASE WHEN keeps_delays THEN greatest(e.available_at, v_now) ELSE v_now END,
+            headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[],
+            -- An exchange reads its source only, so a dead letter keeps its marks only on its way back.
+            delivered = CASE
+                WHEN destination.dead_letter_queue = source.name AND e.headers ->> 'x-dl-from-queue' = destination.name
+                THEN e.delivered
+            END
+        WHERE e.id = ANY (v_ids);
         PERFORM messages._reset_scan_start(destination.id);
         PERFORM messages._add_queue_counts(source.id, removes => cardinality(v_ids));
         PERFORM messages._add_queue_counts(destination.id, puts => cardinality(v_ids));
@@ -611,7 +615,8 @@ BEGIN
         WHERE a.expires_at > v_now + make_interval(secs => u.key_timeout)
         LIMIT 10000 FOR UPDATE OF a SKIP LOCKED
     ));
-    -- Rows that were locked, or exceed the limit, need another call.
+    -- Rows that were locked, or exceed the limit, need another call; rows that others have stored meanwhile do not.
+    v_now := clock_timestamp();
     RETURN EXISTS (
         SELECT FROM psqlmessages_element AS e
         WHERE e.available_at > v_now AND coalesce(e.wait_began_at, e.pushed_at) > v_now
@@ -680,13 +685,15 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    IF v_queues.is_clock_back OR v_queues.was_set_back THEN
-        -- Before _restart_waits, which sees what all other writers have stored by the former clock.
+    IF v_queues.was_set_back OR v_queues.is_clock_back OR v_queues.pending_writers <> '{}' THEN
+        -- Before _restart_waits, which sees what writers that have ended stored by the former clock.
         v_writers := messages._element_writers();
         IF NOT v_queues.was_set_back THEN
-            v_writers := ARRAY(SELECT unnest(v_writers) INTERSECT SELECT unnest(v_queues.pending_writers));
+            v_writers := messages._remaining_writers(v_writers, v_queues.pending_writers);
         END IF;
-        v_queues.is_clock_back := messages._restart_waits() OR v_writers <> '{}';
+        IF v_queues.was_set_back OR v_queues.is_clock_back OR NOT v_writers @> v_queues.pending_writers THEN
+            v_queues.is_clock_back := messages._restart_waits();
+        END IF;
     END IF;
     -- Store the time that was compared: the clock may change at any moment.
     UPDATE messages._queues
@@ -716,6 +723,13 @@ BEGIN
                sum(d.dead_letters), sum(d.removes)
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+        -- Each reset of a scan start leaves the row before it.
+        DELETE FROM messages._scan_start AS s
+        WHERE s.ctid = ANY (ARRAY(
+            SELECT l.ctid FROM messages._scan_start AS l
+            WHERE l.version < (SELECT max(n.version) FROM messages._scan_start AS n WHERE n.queue_id = l.queue_id)
+            LIMIT 10000 FOR UPDATE SKIP LOCKED
+        ));
     END IF;
     -- The command prune removes queues whose last wait ended earlier, so that this takes little time.
     PERFORM messages._remove_unused_queues(v_now - interval '1 hour');
@@ -759,6 +773,7 @@ BEGIN
     END IF;
     IF v_last_check NOT BETWEEN v_now - interval '10 seconds' AND v_now
         OR v_queues.is_clock_back
+        OR v_queues.pending_writers <> '{}' AND NOT messages._element_writers() @> v_queues.pending_writers
         OR EXISTS (SELECT FROM psqlmessages_elementkey AS k WHERE k.expires_at <= v_now)
         OR (
             SELECT max(c.id) NOT BETWEEN v_queues.counted_id AND v_queues.counted_id + 1000

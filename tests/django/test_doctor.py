@@ -166,6 +166,12 @@ def leave_a_transaction_open(shop: World) -> None:
     sitter.ok("topic_listen", "T")
 
 
+def prepare_a_transaction(shop: World) -> None:
+    shop.rules("user1 W Queue Q W 5")
+    query = "BEGIN; SELECT messages.push('W', 'Q', 'x'); PREPARE TRANSACTION 'forgotten'"
+    shop.program("user1").execute(query)
+
+
 def crash(shop: World) -> None:
     shop.kill(shop.node(Server.owner, "worker", listen="ORDERS"))
 
@@ -197,6 +203,10 @@ PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
     "an open transaction": (
         doctor_checks.open_transactions, "(user1, no name) has been in a transaction",
         leave_a_transaction_open,
+    ),
+    "a prepared transaction": (
+        doctor_checks.open_transactions, "the prepared transaction 'forgotten' of user1 has been",
+        prepare_a_transaction,
     ),
 }  # fmt: skip
 

@@ -36,7 +36,7 @@ STATISTICS = """
 """
 
 
-@pytest.fixture(scope="module", params=["analyzed", "as if empty", "emptied"])
+@pytest.fixture(scope="module", params=["emptied", "analyzed", "as if empty"])
 def full(server: TestedServer, request) -> Iterator[World]:
     """Many queues with as many elements, half of them mature."""
     world = World(server)

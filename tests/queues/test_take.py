@@ -111,8 +111,12 @@ def test_counts_are_summed_and_stay_the_same(queue: Queue, world: World):
     world.execute("UPDATE messages._queues SET counted_id = 1000000000000")
     counts = "SELECT q.id, 1 FROM psqlmessages_queue AS q, generate_series(1, 2000)"
     world.execute(f"INSERT INTO psqlmessages_queuecount (queue_id, puts) {counts}")
+    starts = "messages._scan_start JOIN psqlmessages_queue AS q ON q.id = queue_id"
+    resets = "messages._reset_scan_start(id) FROM psqlmessages_queue, generate_series(1, 3)"
+    world.execute(f"SELECT {resets}")
     queue.tend()
     assert world.owner.query(rows) == 1
+    assert world.owner.query(f"SELECT count(*) FROM {starts}") == 1
     assert queue.counts() == {"puts": 2004, "gets": 1}
 
 

@@ -11,6 +11,10 @@ DECLARE
     v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
     v_is_renamed boolean := to_regclass('messages._gate') IS NOT NULL;
+    v_has_writers boolean := EXISTS (
+        SELECT FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = to_regclass('messages._queues') AND a.attname = 'pending_writers'
+    );
     -- At most 800 ms, because calls wait meanwhile, and less than deadlock_timeout (one second by default), after which
     -- PostgreSQL ends a waiting call.
     v_limit_ms float := least(
@@ -27,7 +31,7 @@ BEGIN
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
         (7, 'messages._scan_start', 'SHARE'), (8, 'messages._gate', 'ACCESS EXCLUSIVE'),
         (9, CASE WHEN v_is_renamed THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
-        (10, CASE WHEN v_is_renamed THEN 'messages._queues' END, 'ACCESS EXCLUSIVE'),
+        (10, CASE WHEN NOT v_has_writers THEN 'messages._queues' END, 'ACCESS EXCLUSIVE'),
         (11, 'messages._stream_last', 'ACCESS EXCLUSIVE'), (12, 'messages._stream_gone', 'ACCESS EXCLUSIVE'),
         (13, 'messages._evaluation', 'ACCESS EXCLUSIVE')
     ) AS t (turn, name, mode)
