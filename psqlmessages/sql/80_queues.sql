@@ -27,9 +27,9 @@ END
 $$;
 
 -- maintained_at: the last housekeeping of queues that wrote. counted_id: the last id in psqlmessages_queuecount when
--- housekeeping summed up the counts. is_clock_back: whether elements may still wait for times that were set before the
--- clock was set back. pending_writers: the transactions that were writing elements when housekeeping noticed that the
--- clock was set back, and that have not ended.
+-- housekeeping summed up the counts. is_clock_back: whether committed elements may still wait for times that were set
+-- before the clock was set back. pending_writers: the transactions that were writing elements when housekeeping noticed
+-- that the clock was set back, and that have not ended.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     maintained_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),

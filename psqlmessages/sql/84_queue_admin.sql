@@ -31,7 +31,7 @@ SET jit = off
 AS $$
 DECLARE
     v_queue_id bigint := (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue);
-    v_ids bigint[] := messages._lock_unreserved_elements(v_queue_id, ids);
+    v_ids bigint[] := CASE WHEN ids = '{}' THEN ids ELSE messages._lock_unreserved_elements(v_queue_id, ids) END;
 BEGIN
     -- Not with an empty array: PostgreSQL may then read the whole index element_reserved.
     IF v_ids <> '{}' THEN
@@ -104,11 +104,11 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    v_ids bigint[] := messages._lock_unreserved_elements(source.id, ids);
+    v_ids bigint[] := CASE WHEN ids = '{}' THEN ids ELSE messages._lock_unreserved_elements(source.id, ids) END;
     v_now timestamp with time zone;
 BEGIN
     IF v_ids <> '{}' THEN
-        -- Lock before reading the time: _advance_scan_start must see this writer.
+        -- Lock before reading the time: see _element_writers.
         LOCK TABLE psqlmessages_element IN ROW EXCLUSIVE MODE;
         v_now := clock_timestamp();
         UPDATE psqlmessages_element AS e
@@ -677,7 +677,7 @@ DECLARE
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was set back.
-    SELECT q.is_clock_back, q.pending_writers,
+    SELECT q.maintained_at, q.is_clock_back, q.pending_writers,
            messages._last_checked_at('messages._queues_checked', q.maintained_at) > clock_timestamp() AS was_set_back
     INTO v_queues FROM messages._queues AS q
     WHERE q.maintained_at NOT BETWEEN v_now - interval '1 second' AND v_now
@@ -686,7 +686,7 @@ BEGIN
         RETURN 0;
     END IF;
     IF v_queues.was_set_back OR v_queues.is_clock_back OR v_queues.pending_writers <> '{}' THEN
-        -- Before _restart_waits, which sees what writers that have ended stored by the former clock.
+        -- Read the writers before _restart_waits: then it sees what those that have ended have stored.
         v_writers := messages._element_writers();
         IF NOT v_queues.was_set_back THEN
             v_writers := messages._remaining_writers(v_writers, v_queues.pending_writers);
@@ -723,12 +723,14 @@ BEGIN
                sum(d.dead_letters), sum(d.removes)
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
-        -- Each reset of a scan start leaves the row before it.
+    END IF;
+    -- Each reset of a scan start leaves the row before it. This reads the whole table, so do it once a minute.
+    IF date_trunc('minute', v_queues.maintained_at) <> date_trunc('minute', v_now) THEN
         DELETE FROM messages._scan_start AS s
         WHERE s.ctid = ANY (ARRAY(
             SELECT l.ctid FROM messages._scan_start AS l
             WHERE l.version < (SELECT max(n.version) FROM messages._scan_start AS n WHERE n.queue_id = l.queue_id)
-            LIMIT 10000 FOR UPDATE SKIP LOCKED
+            LIMIT 100000 FOR UPDATE SKIP LOCKED
         ));
     END IF;
     -- The command prune removes queues whose last wait ended earlier, so that this takes little time.
