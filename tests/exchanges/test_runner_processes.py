@@ -58,7 +58,7 @@ def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer
         killed_at = monotonic()
         field.until(lambda: field.default.bodies("b") == ["1", "2", "3"])
         seconds = monotonic() - killed_at
-    what = "elements that a killed session had taken, until an exchange that waits has them"
+    what = "elements taken by a killed session: time until a waiting exchange gets them"
     fault = "an exchange, worker or Spark job is killed"
     report(fault, what, elements=3, lost=0, seconds=round(seconds, 2))
     # A worker checks every second for released elements, and otherwise every half minute.

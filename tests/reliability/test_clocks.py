@@ -272,7 +272,7 @@ def test_a_rest_reader_loses_nothing(wrong: World, clock: FalseClock, tmp_path, 
                 work.wait_for_writes(size(20, 100))
     finally:
         site.stop()
-    work.report(FAULT, "the server's clock, the same: a reader by REST", jumps=len(JUMPS))
+    work.report(FAULT, "the server's clock, likewise: a reader by REST", jumps=len(JUMPS))
     # Each jump may end the lease of the one element that is reserved at that moment.
     assert commits[404] <= len(JUMPS) < commits[200]
     assert commits.keys() <= {200, 404}

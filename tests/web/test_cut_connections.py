@@ -24,7 +24,7 @@ from tests.web.conftest import RELAY_RULES
 from tests.web.site import Site
 from tests.web.sockets import Visitor, Watcher
 
-FAULT = "connections are forgotten"
+FAULT = "a firewall drops connections"
 RULES = (*RELAY_RULES, MONITOR_RULE, f"{Server.owner} web.* Queue orders RW 60")
 # In the full size, the site has the default settings.
 CUT_SECONDS = size(1, 15)

@@ -135,7 +135,7 @@ def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, eithe
         killed_at = monotonic()
         assert [element.body for element in waiting.result(SOON.total_seconds())] == ["x"]
         seconds = monotonic() - killed_at
-    kind = type(either).__name__
+    kind = "Node" if isinstance(either, Node) else "AsyncNode"
     report(
         "a reader is killed between fetch and commit",
         f"an element that it had popped: time until a waiting {kind} gets it", elements=1, lost=0,
