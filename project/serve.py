@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, NoReturn
 
 import django
@@ -29,6 +29,7 @@ HOST, DEFAULT_PORT = "127.0.0.1", 8000
 # Child processes that run for longer than this after SIGINT are killed.
 STOP_SECONDS = 30
 POLL_SECONDS = 0.2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_SECONDS = 60
 
 
@@ -40,7 +41,7 @@ def main() -> int:
     """Serve until Ctrl-C; return the exit code: 0 after Ctrl-C, 1 after an error."""
     # A shell that starts this process in the background may let it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+    for signal_number in STOP_SIGNALS[1:]:
         signal.signal(signal_number, lambda number, _: sys.exit(128 + number))
     try:
         with take_terminal():
@@ -240,6 +241,9 @@ def _print_login(address: str, password: str | None) -> None:
 
 def _watch(server: subprocess.Popen[str], others: dict[str, subprocess.Popen[str]]) -> NoReturn:
     """Wait until the server ends, then raise ServeError; report other processes that end."""
+    # An exception of a signal's handler inside poll() could leave a lock locked, and then wait()
+    # would never return. So block the signals, and call their handlers only between the polls.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     running = dict(others)
     while True:
         if server.poll() is not None:
@@ -249,7 +253,10 @@ def _watch(server: subprocess.Popen[str], others: dict[str, subprocess.Popen[str
                 del running[name]
                 text = f"{name} has ended with exit code {child.returncode}; the pages still work."
                 print(text, file=sys.stderr, flush=True)
-        sleep(POLL_SECONDS)
+        if received := signal.sigtimedwait(STOP_SIGNALS, POLL_SECONDS):
+            handler = signal.getsignal(received.si_signo)
+            assert callable(handler)  # noqa: S101 - main has set it
+            handler(received.si_signo, None)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ SECONDS = 300
 
 
 class Example:
-    """`make run` on a terminal of its own, killed after some minutes; `shown` is the output."""
+    """`make run` on a terminal of its own, aborted after some minutes; `shown` is the output."""
 
     def __init__(self, folder: Path, url: str, *, seconds: float = SECONDS, **given: str) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class Example:
         self._screen, terminal = pty.openpty()
         self.process = subprocess.Popen(
             ["make", "run", f"BIN={Path(sys.executable).parent}", "-o", ".venv/run"],
-            cwd=folder, env={**os.environ, "DATABASE_URL": url, **given},
+            cwd=folder, env={**os.environ, "PYTHONFAULTHANDLER": "1", "DATABASE_URL": url, **given},
             stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
             # The terminal controls the new session.
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509
@@ -92,7 +92,7 @@ class Example:
 
     def _give_up(self) -> None:
         for pid in (*self.children(), self.process.pid):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGABRT)
 
 
 def copy_project(folder: Path) -> Path:

@@ -57,7 +57,7 @@ def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example):
         until(lambda: owner.execute(COPIES).fetchone() == (True,))
         os.kill(example.pid_of("exchange"), signal.SIGKILL)
         example.until("The exchange worker has ended with exit code -9; the pages still work.")
-        assert (example.press_ctrl_c(), example.children()) == (0, [])
+        assert (example.press_ctrl_c(), example.children()) == (0, []), example.shown
         assert "is killed" not in example.shown
         assert "Traceback" not in example.shown
         rules = "SELECT FROM messages.auth WHERE role LIKE 'psqlmessages_demo_'"
