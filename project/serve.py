@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 import django
@@ -41,7 +41,7 @@ def main() -> int:
     """Serve until Ctrl-C; return the exit code: 0 after Ctrl-C, 1 after an error."""
     # A shell that starts this process in the background may let it ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signal_number in STOP_SIGNALS[1:]:
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_number, lambda number, _: sys.exit(128 + number))
     try:
         with take_terminal():
@@ -62,7 +62,11 @@ def take_terminal() -> Iterator[None]:
     """
     terminal = sys.stdin.fileno() if sys.stdin and sys.stdin.isatty() else -1
     original_group = os.getpgrp()
-    if terminal < 0 or os.tcgetpgrp(terminal) != original_group:
+    try:
+        foreground_group = os.tcgetpgrp(terminal)
+    except OSError:  # no terminal, or the terminal of another session, as in `su -c`
+        foreground_group = -1
+    if foreground_group != original_group:
         yield
         return
     # SIGTTOU would stop this process when it gives the terminal back. If Ctrl-Z stopped it, the
@@ -241,11 +245,11 @@ def _print_login(address: str, password: str | None) -> None:
 
 def _watch(server: subprocess.Popen[str], others: dict[str, subprocess.Popen[str]]) -> NoReturn:
     """Wait until the server ends, then raise ServeError; report other processes that end."""
-    # An exception of a signal's handler inside poll() could leave a lock locked, and then wait()
-    # would never return. So block the signals, and call their handlers only between the polls.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     running = dict(others)
     while True:
+        # An exception of a signal's handler in poll() could leave a lock of subprocess locked, so
+        # that wait() never returns.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         if server.poll() is not None:
             raise ServeError(f"The web server has ended with exit code {server.returncode}.")
         for name, child in list(running.items()):
@@ -253,10 +257,8 @@ def _watch(server: subprocess.Popen[str], others: dict[str, subprocess.Popen[str
                 del running[name]
                 text = f"{name} has ended with exit code {child.returncode}; the pages still work."
                 print(text, file=sys.stderr, flush=True)
-        if received := signal.sigtimedwait(STOP_SIGNALS, POLL_SECONDS):
-            handler = signal.getsignal(received.si_signo)
-            assert callable(handler)  # noqa: S101 - main has set it
-            handler(received.si_signo, None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        sleep(POLL_SECONDS)
 
 
 if __name__ == "__main__":

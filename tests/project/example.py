@@ -18,13 +18,12 @@ from psycopg import sql
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 300
 
 
 class Example:
     """`make run` on a terminal of its own, aborted after some minutes; `shown` is the output."""
 
-    def __init__(self, folder: Path, url: str, *, seconds: float = SECONDS, **given: str) -> None:
+    def __init__(self, folder: Path, url: str, **given: str) -> None:
         self.folder = folder
         self.database_url = url
         self.shown = ""
@@ -37,16 +36,12 @@ class Example:
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509
         )  # fmt: skip
         os.close(terminal)
-        self._watchdog = Timer(seconds, self._give_up)
+        self._watchdog = Timer(300, self._give_up)
         self._watchdog.start()
 
     def until(self, text: str) -> None:
         while text not in self.shown:
             assert self._read(), f"{text!r} was never shown:\n{self.shown}"
-
-    def ready(self) -> "Example":
-        self.until("Press Ctrl-C to stop.")
-        return self
 
     def field(self, name: str) -> str:
         found = re.search(rf"^  {name} +(.*?)\r?$", self.shown, re.MULTILINE)
@@ -55,9 +50,6 @@ class Example:
 
     def press_ctrl_c(self) -> int:
         os.write(self._screen, b"\x03")
-        return self.end()
-
-    def end(self) -> int:
         while self._read():
             pass
         return self.process.wait()

@@ -7,6 +7,7 @@ import socket
 import stat
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -27,12 +28,10 @@ __all__ = ["world"]
 
 @pytest.fixture
 def example(tmp_path: Path, server: TestedServer) -> Iterator[Example]:
-    with own_database(server, "example") as url:
-        example = Example(copy_project(tmp_path), url, PORT=str(free_port()))
-        try:
-            yield example.ready()
-        finally:
-            example.close()
+    copy, port = copy_project(tmp_path), str(free_port())
+    with own_database(server, "example") as url, closing(Example(copy, url, PORT=port)) as example:
+        example.until("Press Ctrl-C to stop.")
+        yield example
 
 
 COPIES = """
@@ -62,6 +61,14 @@ def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example):
         assert "Traceback" not in example.shown
         rules = "SELECT FROM messages.auth WHERE role LIKE 'psqlmessages_demo_'"
         assert owner.execute(rules).fetchone() is None
+
+
+def test_the_terminal_of_another_session_is_not_taken(monkeypatch):
+    screen, terminal = os.openpty()
+    with os.fdopen(screen), os.fdopen(terminal) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with serve.take_terminal():
+            pass
 
 
 def test_the_password_is_the_same_again_until_it_is_changed(transactional_db: None, tmp_path: Path):
