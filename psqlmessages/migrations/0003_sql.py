@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="0b9438c8a47fd771"),
+        InstallSQL("0.1", digest="6a2d09c7f9617ee5"),
         # The scripts create these tables, because Django cannot partition them.
         migrations.SeparateDatabaseAndState(
             state_operations=[

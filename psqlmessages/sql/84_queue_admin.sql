@@ -9,8 +9,9 @@ LANGUAGE sql
 AS $$
     SELECT ARRAY(
         SELECT e.id FROM psqlmessages_element AS e
+        -- A subquery, because with an empty constant array PostgreSQL may read the whole index element_reserved.
         -- + 0: see commit.
-        WHERE e.id = ANY (ids) AND e.queue_id + 0 = _lock_unreserved_elements.queue_id
+        WHERE e.id = ANY (ARRAY(SELECT unnest(ids))) AND e.queue_id + 0 = _lock_unreserved_elements.queue_id
           AND (e.lease IS NULL OR e.available_at <= clock_timestamp())
         ORDER BY e.id FOR UPDATE SKIP LOCKED
     )
@@ -31,9 +32,8 @@ SET jit = off
 AS $$
 DECLARE
     v_queue_id bigint := (SELECT q.id FROM psqlmessages_queue AS q WHERE q.name = queue);
-    v_ids bigint[] := CASE WHEN ids = '{}' THEN ids ELSE messages._lock_unreserved_elements(v_queue_id, ids) END;
+    v_ids bigint[] := messages._lock_unreserved_elements(v_queue_id, ids);
 BEGIN
-    -- Not with an empty array: PostgreSQL may then read the whole index element_reserved.
     IF v_ids <> '{}' THEN
         DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids);
         PERFORM messages._add_queue_counts(v_queue_id, removes => cardinality(v_ids));
@@ -104,7 +104,7 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    v_ids bigint[] := CASE WHEN ids = '{}' THEN ids ELSE messages._lock_unreserved_elements(source.id, ids) END;
+    v_ids bigint[] := messages._lock_unreserved_elements(source.id, ids);
     v_now timestamp with time zone;
 BEGIN
     IF v_ids <> '{}' THEN
