@@ -68,8 +68,9 @@ _ALL_TOPICS_QUERY: Final = f"""
         SELECT topic AS key, {_COLUMNS} FROM psqlmessages_traffic
         WHERE window_seconds = %s AND starts_at >= to_timestamp(%s)
     ), {_AMOUNTS}, points AS (
-        SELECT key, json_agg(json_build_array(extract(epoch FROM starts_at)::bigint, number))
-            AS points
+        SELECT key, json_agg(
+            json_build_array(extract(epoch FROM starts_at)::bigint, number) ORDER BY starts_at
+        ) AS points
         FROM (SELECT key, starts_at, sum(count)::bigint AS number FROM chosen GROUP BY 1, 2) AS n
         GROUP BY key
     )
