@@ -24,7 +24,7 @@ from tests.migrated_cluster import copy_cluster, major_version
 SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5", "fsync": "off"}
 
 SERVER = pytest.StashKey[Server]()
-STOP_SITES = pytest.StashKey[Callable[[], None]]()
+STOP_SITES = pytest.StashKey[list[Callable[[], None]]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,12 +98,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = {config.rootpath / file for file in LONG_FILES}
         files.sort(key=lambda path: (path not in long, path in with_sites, -tests_of[path]))
     places = {path: place for place, path in enumerate(files)}
-    items.sort(
-        key=lambda item: (
-            item.nodeid not in LONG_TESTS, places[item.path],
-            uses(item, "sites"), uses(item, "browser"),
-        )
-    )  # fmt: skip
+    items.sort(key=lambda item: (
+        item.nodeid not in LONG_TESTS, places[item.path], uses(item, "sites"),
+        uses(item, "browser"),
+    ))  # fmt: skip
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -112,7 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     They stay if the test has no database.
     """
     is_beside = uses(item, "sites") or not any(uses(item, each) for each in ("server", "db"))
-    if not is_beside and (stop := item.config.stash.get(STOP_SITES, None)) is not None:
+    for stop in [] if is_beside else item.config.stash.get(STOP_SITES, []):
         stop()
 
 

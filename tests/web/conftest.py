@@ -68,7 +68,8 @@ class Sites:
 @pytest.fixture(scope="session")
 def sites(server: TestedServer, tmp_path_factory, pytestconfig) -> Iterator[Sites]:
     sites = Sites(server, tmp_path_factory.mktemp("sites"))
-    pytestconfig.stash[STOP_SITES] = sites.stop
+    # Each module that imports this fixture has its own sites.
+    pytestconfig.stash.setdefault(STOP_SITES, []).append(sites.stop)
     yield sites
     sites.stop()
 
